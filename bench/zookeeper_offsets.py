@@ -16,7 +16,7 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.nodes import OFFSETS
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
-from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
+from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
 from kohort.groups.records import OffsetCommitted
 from kohort.zookeeper import ZooKeeper
 
@@ -69,20 +69,20 @@ class _Groups:
     def __init__(self, count: int) -> None:
         self.count = count
         self.offset = 0
-        self._mine = SimpleNamespace(index=0, loaded=True, has_unshown=True)
+        self._mine = SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._mine])
 
-    def index_of(self, _: str) -> int:
+    def shard_index_of(self, _: str) -> int:
         return 0
 
-    def ask_at(self, _index: int, _event: object, answer: Any) -> None:
+    def ask_shard(self, _index: int, _event: object, answer: Any) -> None:
         offsets = {
             ("t", partition): OffsetCommitted("g", "t", partition, self.offset, -1, "", 0)
             for partition in range(self.count)
         }
-        answer(ShowPushGroupsReply((ShownPushGroup("g", True, {}, offsets, loaded=True),)))
+        answer(ShowPushGroupsReply((MirroredPushGroup("g", True, {}, offsets, loaded=True),)))
 
 
 async def _mirrored(address: str, count: int) -> Sample:

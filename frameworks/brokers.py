@@ -15,7 +15,7 @@ from tests.support.maven import KAFKA
 
 import kohort
 from kohort.errors import KafkaError
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from kohort.zookeeper import free_ports
 
 START_TIMEOUT_S = 90
@@ -100,7 +100,7 @@ class KohortProcess(FrameworkBroker):
             KafkaError: it ended, or was not ready in time; the message has its last lines.
         """
         with self._output.open("wb") as output, self._log.open("ab") as log:
-            self._process = start_tied(self._command, stdout=output, stderr=log)
+            self._process = start_dependent_child(self._command, stdout=output, stderr=log)
         deadline = time.monotonic() + START_TIMEOUT_S
         while not self._output.read_bytes().startswith(b"ready "):
             if self._process.poll() is not None or time.monotonic() > deadline:

@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.support import maven
 
 from kohort.errors import NotFoundError
-from kohort.io.java import java_path, log_settings
+from kohort.io.java import java_path, log4j_properties
 
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
@@ -48,7 +48,7 @@ def java_command(main: str, coordinates: Sequence[str], options: Sequence[str] =
         with tempfile.TemporaryDirectory(dir=CACHE) as temporary:
             made = Path(temporary, "classes")
             run_build([str(compiler), "-d", str(made), "-cp", f"{jars}/*", str(source)])
-            (made / "log4j2.properties").write_text(log_settings())
+            (made / "log4j2.properties").write_text(log4j_properties())
             keep_build(made, classes)
     return [str(java_path()), *options, "-cp", f"{classes}:{jars}/*", main]
 

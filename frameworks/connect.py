@@ -15,7 +15,7 @@ from frameworks.builds import JAVA_OPTIONS, LOGGING, FrameworkUnavailable, java_
 from frameworks.framework import INPUT, OUTPUT, Framework, Site, TopicInput, TopicOutput
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
-from kohort.io.java import java_path, log_settings
+from kohort.io.java import java_path, log4j_properties
 from kohort.zookeeper import free_ports
 
 VERSION = "4.3.1"
@@ -111,7 +111,7 @@ class ConnectWorkers(Framework):
         """Resolve the jars, write the workers' properties, and create the topics."""
         jars = java_libraries("connect", [*self.libraries, *LOGGING])
         classpath = ":".join([f"{jars}/*", *map(str, self.extra_jars())])
-        (site.folder / "log4j2.properties").write_text(log_settings())
+        (site.folder / "log4j2.properties").write_text(log4j_properties())
         logging = f"-Dlog4j2.configurationFile={site.folder / 'log4j2.properties'}"
         main = "org.apache.kafka.connect.cli.ConnectDistributed"
         self._java = [str(java_path()), *self.java_options, logging, "-cp", classpath, main]

@@ -15,7 +15,7 @@ from tests.support.maven import KAFKA, MavenUnavailable
 from frameworks.account import Numbered
 from frameworks.builds import JAVA_OPTIONS, FrameworkUnavailable
 from frameworks.framework import INPUT, Framework, Site
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 
 CONSOLE_RECORD = re.compile(r"^(key-\d+)\t(\d+)$")
 FLUSH_TIMEOUT_S = 120
@@ -73,7 +73,9 @@ class ConsoleInput:
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("wb") as output:
-            self._process = start_tied(list(command), stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT)
+            self._process = start_dependent_child(
+                list(command), stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT
+            )
 
     def write(self, records: Sequence[Numbered]) -> None:
         """Hand over lines `KEY<tab>NUMBER`."""

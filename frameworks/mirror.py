@@ -7,7 +7,7 @@ from frameworks.builds import JAVA_OPTIONS, LOGGING, java_libraries
 from frameworks.framework import INPUT, PARTITIONS, Framework, Site, TopicInput, TopicOutput
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
-from kohort.io.java import java_path, log_settings
+from kohort.io.java import java_path, log4j_properties
 
 VERSION = "4.3.1"
 LIBRARIES = tuple(f"org.apache.kafka:{name}:{VERSION}" for name in ("connect-runtime", "connect-mirror"))
@@ -29,7 +29,7 @@ class MirrorMaker(Framework):
     def prepare(self, site: Site) -> None:
         """Resolve the jars, start the source, and create the topics."""
         jars = java_libraries("mirror", [*LIBRARIES, *LOGGING])
-        (site.folder / "log4j2.properties").write_text(log_settings())
+        (site.folder / "log4j2.properties").write_text(log4j_properties())
         logging = f"-Dlog4j2.configurationFile={site.folder / 'log4j2.properties'}"
         main = "org.apache.kafka.connect.mirror.MirrorMaker"
         properties = site.folder / "mirror.properties"

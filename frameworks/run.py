@@ -18,7 +18,7 @@ from typing import Any
 from frameworks.account import Account, Numbered, account_of
 from frameworks.brokers import FrameworkBroker
 from frameworks.framework import KEYS, Framework, RecordInput, RecordOutput, Site
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 
 STALL_S = 180.0
 """How long nothing may come out before a run counts as stuck; a machine that is shared by many is slow."""
@@ -126,7 +126,9 @@ class MemberProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as output:
-            self._process = start_tied(self._command(), stdout=output, stderr=subprocess.STDOUT, cwd=self.log.parent)
+            self._process = start_dependent_child(
+                self._command(), stdout=output, stderr=subprocess.STDOUT, cwd=self.log.parent
+            )
 
     @property
     def pid(self) -> int:

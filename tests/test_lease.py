@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.io.processes import answer_ms, beat_ms, long_poll_max_ms, owned_ms
+from kohort.io.processes import answer_ms, beat_ms, long_poll_max_ms, ownership_ms
 
 CLOCKS_DIFFER = 0.001
 """At worst, by the clocks' own limits."""
@@ -13,15 +13,15 @@ LEASES = [1_000, 5_000, 7_777, 60_000]
 
 @pytest.mark.parametrize("lease_ms", LEASES)
 def test_a_member_stops_before_it_is_evicted_though_clocks_differ(lease_ms: int) -> None:
-    assert owned_ms(lease_ms) * (1 + CLOCKS_DIFFER) + 2 < lease_ms
+    assert ownership_ms(lease_ms) * (1 + CLOCKS_DIFFER) + 2 < lease_ms
 
 
 @pytest.mark.parametrize("lease_ms", LEASES)
 def test_two_held_answers_in_a_row_leave_a_part_of_the_lease(lease_ms: int) -> None:
-    assert 2 * long_poll_max_ms(lease_ms) <= lease_ms * 3 / 4 < owned_ms(lease_ms)
+    assert 2 * long_poll_max_ms(lease_ms) <= lease_ms * 3 / 4 < ownership_ms(lease_ms)
 
 
 @pytest.mark.parametrize("lease_ms", LEASES)
 def test_a_lost_heartbeat_leaves_time_for_another(lease_ms: int) -> None:
-    assert 2 * beat_ms(lease_ms) < owned_ms(lease_ms)
-    assert long_poll_max_ms(lease_ms) < answer_ms(lease_ms) < owned_ms(lease_ms)
+    assert 2 * beat_ms(lease_ms) < ownership_ms(lease_ms)
+    assert long_poll_max_ms(lease_ms) < answer_ms(lease_ms) < ownership_ms(lease_ms)

@@ -9,18 +9,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.io.processes import NAME_MAX_LENGTH, has_ended, own_name
+from kohort.io.processes import NAME_MAX_LENGTH, has_ended, own_identity
 
-SAYS_ITS_NAME = "import sys; from kohort.io.processes import own_name; print(own_name(), flush=True); sys.stdin.read()"
+SAYS_ITS_NAME = (
+    "import sys; from kohort.io.processes import own_identity; print(own_identity(), flush=True); sys.stdin.read()"
+)
 LEADER_ENDS = """
 import ctypes, sys, threading
-from kohort.io.processes import own_name
+from kohort.io.processes import own_identity
 threading.Thread(target=sys.stdin.read).start()
-print(own_name(), flush=True)
+print(own_identity(), flush=True)
 ctypes.CDLL(None).syscall(60 if __import__("os").uname().machine == "x86_64" else 93, 0)
 """
 
-pytestmark = pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
+pytestmark = pytest.mark.skipif(not own_identity(), reason="processes have no names here: /proc is needed")
 
 
 @pytest.fixture
@@ -39,7 +41,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def test_a_process_lives_until_it_is_killed(other: subprocess.Popen[str]) -> None:
     name = said(other)
-    assert not has_ended(name) and not has_ended(own_name())
+    assert not has_ended(name) and not has_ended(own_identity())
     other.kill()
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
     assert has_ended(name), "a zombie"
@@ -62,7 +64,7 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
 
 
 def test_another_process_with_its_number_is_another() -> None:
-    *rest, started = own_name().split("/")
+    *rest, started = own_identity().split("/")
     assert has_ended("/".join([*rest, str(int(started) - 1)]))
 
 
@@ -80,19 +82,19 @@ def test_nothing_is_known_of_another_machine_or_namespace(place: int, other: sub
     "change", ["", "x", "{0}/{1}/0/{3}", "{0}/{1}/-1/{3}", "{0}/{1}/99999999999/{3}", "{0}/{1}/x/{3}"]
 )
 def test_what_is_no_name_says_nothing(change: str) -> None:
-    assert not has_ended(change.format(*own_name().split("/")))
+    assert not has_ended(change.format(*own_identity().split("/")))
 
 
 def test_a_name_has_a_bound() -> None:
-    assert len(own_name()) <= NAME_MAX_LENGTH and not has_ended(own_name() + "0" * NAME_MAX_LENGTH)
+    assert len(own_identity()) <= NAME_MAX_LENGTH and not has_ended(own_identity() + "0" * NAME_MAX_LENGTH)
 
 
 def test_a_forked_child_has_a_name_of_its_own() -> None:
-    mine = own_name()
+    mine = own_identity()
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
-        os.write(writing, own_name().encode())
+        os.write(writing, own_identity().encode())
         os._exit(0)
     os.waitpid(child, 0)
     theirs = os.read(reading, 200).decode()

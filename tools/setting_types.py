@@ -15,7 +15,7 @@ from typing import Any
 
 from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
-from kohort.settings.config import Setting, default_of, settings
+from kohort.settings.config import Setting, default_text, settings
 
 PLACE = Path(__file__).resolve().parent.parent / "src/kohort/client/setting_types.py"
 POSITIONAL = ("bootstrap_servers",)
@@ -50,7 +50,7 @@ def _class(name: str, base: str, about: str, members: dict[str, Setting]) -> str
             continue
         why = setting.declaration.why
         lines.append(f"    {setting.field}: {type_of(setting)}")
-        text = f'"""{why[:1].upper()}{why[1:]}. Default: {default_of(setting)}."""'
+        text = f'"""{why[:1].upper()}{why[1:]}. Default: {default_text(setting)}."""'
         lines += textwrap.wrap(text, LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False)
         lines.append("")
     return "\n".join(lines)

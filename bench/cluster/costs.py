@@ -9,7 +9,7 @@ from bench.cluster.site import KAFKAS, OURS, SHARDS, Site, described
 from bench.coordinator import load
 from bench.coordinator.places import Coordinator
 from bench.harness import Contender, RunFailed, Sample
-from kohort.broker.server.listener import open_file_limit
+from kohort.broker.server.listener import raise_open_file_limit
 from kohort.broker.serving import new_loop
 
 KAFKAS_CORES = "kafka's cores"
@@ -60,7 +60,7 @@ def quiet(site: Site, members: int, groups: int, seconds: float, shards: int = S
         return Sample(max(used, 1e-3), took, facts)
 
     def run(at: Coordinator) -> Sample:
-        open_file_limit()
+        raise_open_file_limit()
         with asyncio.Runner(loop_factory=new_loop) as runner:
             return runner.run(cost(at))
 

@@ -20,7 +20,7 @@ from bench.coordinator.members import NOT_YET, ClassicMember, ConsumerMember, Me
 from bench.coordinator.pushed import PushMember
 from bench.coordinator.wire import OWN_CLIENT, Link, Repeating
 from kohort import AsyncAdmin
-from kohort.broker.server.listener import open_file_limit
+from kohort.broker.server.listener import raise_open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire import framing
 from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
@@ -481,7 +481,7 @@ def run(
     address: Address | None = None,
 ) -> dict[str, Any]:
     """`measure` on a loop of its own."""
-    open_file_limit()
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(measure(options, kill, start, address))
 

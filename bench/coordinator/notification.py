@@ -45,7 +45,7 @@ from bench.coordinator.load import percentile, prepare_topic
 from bench.coordinator.members import ClassicMember, Plan
 from bench.coordinator.places import SETTINGS
 from kohort import Broker, Producer
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 
 CLIENTS = ("java", "librdkafka", "aiokafka", "kafka-python", "franz-go", "kohort")
 PLACES = ("off", "known", "Apache Kafka")
@@ -118,7 +118,9 @@ class Group:
         }
         words = [f"{name}={value}" for name, value in orders.items()]
         with (self._folder / f"{self.name}-{number}.err").open("wb") as errors:
-            process = start_tied([*command, *words], stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
+            process = start_dependent_child(
+                [*command, *words], stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT
+            )
         self._processes.append(process)
         self._logs.append(log)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from bench.coordinator.members import LEAVE, Member
 from bench.coordinator.wire import Link
 from kohort.errors import ErrorCode
-from kohort.io.processes import owned_ms
+from kohort.io.processes import ownership_ms
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import LeaveGroupRequest
 from kohort.wire.push import (
@@ -110,7 +110,7 @@ class PushMember(Member):
     def _asked(self, frame: bytes) -> bytes:
         is_ping = frame.startswith(_PING)
         if not is_ping or frame.endswith(_NO_RETRY):
-            self._owned_until = self._said + owned_ms(self.plan.session_ms) / 1000
+            self._owned_until = self._said + ownership_ms(self.plan.session_ms) / 1000
         self._said = time.monotonic()
         if is_ping:
             self.heard.pings += 1

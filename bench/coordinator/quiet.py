@@ -14,7 +14,7 @@ from bench.coordinator.places import Coordinator
 from bench.coordinator.real import RealMembers
 from bench.coordinator.wire import Link
 from bench.harness import RunFailed, Sample
-from kohort.broker.server.listener import open_file_limit
+from kohort.broker.server.listener import raise_open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire.push import ClusterMetadataRequest, ClusterMetadataResponse, with_length_prefix
 
@@ -51,7 +51,7 @@ class Quiet:
         Raises:
             RunFailed: the groups never became stable.
         """
-        open_file_limit()
+        raise_open_file_limit()
         with asyncio.Runner(loop_factory=new_loop) as runner:
             try:
                 return runner.run(self._cost(places, besides))

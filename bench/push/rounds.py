@@ -19,7 +19,7 @@ from bench.coordinator import load
 from bench.coordinator.load import Load
 from bench.coordinator.members import Member
 from bench.coordinator.real import RealMember, RealMembers
-from kohort.broker.server.listener import open_file_limit
+from kohort.broker.server.listener import raise_open_file_limit
 from kohort.broker.serving import new_loop
 
 REAL = 10
@@ -121,6 +121,6 @@ async def event(running: Load, real: RealMembers, rounds: Rounds, name: str, hap
 
 def run(options: argparse.Namespace, repeats: int) -> tuple[Rounds, dict[str, Any]]:
     """`measure` on a loop of its own."""
-    open_file_limit()
+    raise_open_file_limit()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(measure(options, repeats))

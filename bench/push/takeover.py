@@ -28,7 +28,7 @@ from bench.coordinator.real import RealMembers
 from bench.coordinator.wire import Link
 from bench.harness import RunFailed, Sample
 from kohort import Broker
-from kohort.broker.server.listener import open_file_limit
+from kohort.broker.server.listener import raise_open_file_limit
 from kohort.broker.serving import new_loop
 from kohort.wire.data import ListOffsetsRequest
 
@@ -111,7 +111,7 @@ class Takeover:
 
     @staticmethod
     def _run(measure: Callable[[], Any]) -> Sample:
-        open_file_limit()
+        raise_open_file_limit()
         with asyncio.Runner(loop_factory=new_loop) as runner:
             try:
                 sample: Sample = runner.run(measure())

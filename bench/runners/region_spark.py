@@ -44,7 +44,7 @@ from kohort.region import ParquetFolder
 from kohort.region.messages import RegionSeen
 from kohort.spark import SparkRegion, register
 from kohort.spark.region.query_factory import build_query
-from kohort.spark.region.staging import QueryOutput, StagingTask, stage_batch
+from kohort.spark.region.staging import QueryOutput, StagingTask, make_batch_stager
 
 MOST = "400000"
 """Records of a batch: so a run has ten of them."""
@@ -137,7 +137,7 @@ class Stage:
         schema = to_arrow_schema(rows.schema, timezone="UTC")
         sink = ParquetFolder(self.folder / f"{name}-{region_id.hex}").bind(self.name, region_id)
         sink.check(schema)
-        stage = stage_batch(StagingTask(QueryOutput(sink), schema, region_id, 0, name))
+        stage = make_batch_stager(StagingTask(QueryOutput(sink), schema, region_id, 0, name))
 
         def staging(batch: DataFrame, _: int) -> None:
             stage(batch)

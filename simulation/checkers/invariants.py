@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import Presence
+from kohort.groups.consumer.members import MemberSoftState
 from kohort.groups.context import Context
 from kohort.groups.effects import GroupState
 from kohort.groups.events import NO_CONNECTION, PushRequestKind
@@ -184,7 +184,7 @@ def broken_consumer(consumer: ConsumerGroup) -> Iterator[str]:
         yield f"the members that move are {moving}"
 
 
-def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
+def broken_waits(consumer: ConsumerGroup, member_id: str, presence: MemberSoftState) -> Iterator[str]:
     """Yield pending requests that a member's protocol does not allow, or that it may not have while it is away."""
     member = consumer.members.get(member_id)
     if member is None:
@@ -198,7 +198,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: Presence) ->
         yield f"{member_id} is away and waits for an answer"
 
 
-def broken_moves(consumer: ConsumerGroup, member_id: str, presence: Presence) -> Iterator[str]:
+def broken_moves(consumer: ConsumerGroup, member_id: str, presence: MemberSoftState) -> Iterator[str]:
     """Yield missing timers of members that have to revoke partitions, and timers of members that need not."""
     runs = presence.revocation.due_ms is not None
     gives_up = consumer.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS

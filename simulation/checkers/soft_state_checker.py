@@ -8,7 +8,7 @@ from typing import Any
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.consumer.members import Presence
+from kohort.groups.consumer.members import MemberSoftState
 from kohort.groups.effects import Computation, ComputeAssignment, Effects, GroupState, Now, ResolveRegexes
 from kohort.groups.events import Topic
 from kohort.groups.machine import GroupMachine
@@ -159,7 +159,7 @@ class SoftStateChecker(Checker):
             self.fail(f"the join phase of {classic.group_id} ends at {classic.join_phase.due_ms}")
 
 
-def is_fresh(presence: Presence) -> bool:
+def is_fresh(presence: MemberSoftState) -> bool:
     """Return whether a member's soft state is as after a load: nothing in it comes from before the restart."""
     waits: tuple[Any, ...] = (presence.waiting, presence.joining, presence.long_poll, presence.gone_ms)
     timers = (presence.join_phase, presence.sync_phase, presence.long_poll_timer)

@@ -182,7 +182,7 @@ class ReadingApplication:
         if not self.views:
             self.life.after(POLL_MS, self._between_polls)
             return
-        if self._limit is not None and (taken := self._core.poll_now(self._limit)):
+        if self._limit is not None and (taken := self._core.poll_without_waiting(self._limit)):
             self._returned(taken)
         else:
             self._run(self._core.poll(self._limit, self.world.now_ms + POLL_MS), self._returned)

@@ -20,7 +20,7 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.journal.local import LogJournal
 from kohort.journal.protocol import Owner
 from kohort.log import retention
-from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS, offsets_file, replace_file
+from kohort.log.checkpoints import CLEANED, RECOVERY_POINTS, encode_offset_checkpoint, replace_file
 from kohort.log.compaction import Compaction
 from kohort.log.config import LogConfig
 from kohort.log.files import FileCache
@@ -140,7 +140,7 @@ class Disk:
         self.apply_fault_rates()
         points = StoreCheckpoints.read(FOLDER, files)
         options = replace(
-            points.open_options(JOURNAL, same_boot=self._same_boot),
+            points.log_open_options(JOURNAL, same_boot=self._same_boot),
             clean=False,
             files=FileCache(self._open_files, 1, files),
             topic_id=TOPIC_ID,
@@ -168,7 +168,7 @@ class Disk:
         if self.log is None or self.files is None:
             return
         for name, offset in ((RECOVERY_POINTS, self.log.flushed_offset), (CLEANED, self.log.cleaned_offset)):
-            path, data = FOLDER / name, offsets_file({JOURNAL: offset} if offset else {})
+            path, data = FOLDER / name, encode_offset_checkpoint({JOURNAL: offset} if offset else {})
             if not file_exists(path, self.files) or read_file(path, self.files) != data:
                 replace_file(path, data, fs=self.files)
 
@@ -208,9 +208,13 @@ class Disk:
         now_ms = self.world.wall_ms
         with contextlib.suppress(OSError):
             log.settle()
-            retention.flush_settled(log, now_ms)
-            retention.close_for_compaction(log, now_ms)
-            if self.compacts and self._compaction is None and (run := Compaction.if_due(log, now_ms)) is not None:
+            retention.flush_idle_segments(log, now_ms)
+            retention.roll_for_compaction(log, now_ms)
+            if (
+                self.compacts
+                and self._compaction is None
+                and (run := Compaction.compaction_if_due(log, now_ms)) is not None
+            ):
                 self._begin(run, log)
         if self.log is log and self.files is not None:
             with contextlib.suppress(OSError):

@@ -135,23 +135,23 @@ class VirtualDriver:
         """Return all topics."""
         return self._host.image
 
-    def unseen_topics(self, index: int) -> list[str]:
+    def topics_since_load(self, index: int) -> list[str]:
         """Return the topics created since the journal was last loaded."""
         return sorted(self._host.unseen)
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Forget the topics created before: no record of an earlier topic of the same name is left in the journal."""
         self._host.unseen.clear()
         self._host.on_shard_loaded()
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Do nothing: the server reads the shard's phase after each turn."""
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Return no settings: groups have none of their own here."""
         return {}
 
-    def run_work(self, work: BackgroundTask, done: Callable[[Any], None]) -> None:
+    def run_background_task(self, work: BackgroundTask, done: Callable[[Any], None]) -> None:
         """Run background work; its result comes later, perhaps after the shard has loaded again."""
         event = carried_out(work)
         self._host.worked(work, event)

@@ -69,8 +69,8 @@ class SimulatedRequest:
     respond: Respond
     template: FrameTemplate | None = None
     numbers: tuple[int, ...] = ()
-    is_alone = True
-    takes_encoded = True
+    is_only_waiting_request = True
+    accepts_encoded_response = True
 
     def reply(self, message: Any) -> None:
         """Answer with a message, encoded at the request's version."""
@@ -99,7 +99,7 @@ class Gate:
         self.server = server
         self.tells_leases = tells_leases
         self.chance = world.stream("gate")
-        self.groups = SimpleNamespace(ask=self._ask, index_of=lambda group: 0)
+        self.groups = SimpleNamespace(ask=self._ask, shard_index_of=lambda group: 0)
         self.topics = self
         self.pushing = pushing(server, HOST, PORT)
         self._repeated = RepeatedRequests()

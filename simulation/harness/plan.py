@@ -251,8 +251,8 @@ class Draft:
         if instance_id is None and chance.likely(0.25):
             instance_id = f"i{1 + chance.upto(2)}"
         kind = MODERN if chance.likely(self.modern[group_id]) else CLASSIC
-        is_own = chance.likely(self.own_share[kind])
-        ours = is_own or self.only_ours or chance.likely(0.6)
+        is_kohort_client = chance.likely(self.own_share[kind])
+        ours = is_kohort_client or self.only_ours or chance.likely(0.6)
         habits = Habits(
             group_id,
             self.topics,
@@ -272,7 +272,7 @@ class Draft:
             keeps_lease=ours,
             clock_rate=chance.choice((0.985, 1.0, 1.0, 1.015)) if ours else 1.0,
         )
-        known = Known(f"c{self.started}", f"Own{kind}" if is_own else kind, self.varied(habits))
+        known = Known(f"c{self.started}", f"Own{kind}" if is_kohort_client else kind, self.varied(habits))
         self.living.append(known)
         self.add(at_ms, "start", name=known.name, kind=known.kind, habits=habits)
 

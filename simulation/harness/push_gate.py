@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.broker.api.push import FROM_BEGIN
-from kohort.broker.host import Asks, asking_frame, read_answer
+from kohort.broker.host import Asks, decode_consumer_answer, encode_server_request
 from kohort.errors import ErrorCode
 from kohort.groups import events
 from kohort.groups.effects import DismissConsumer, Push
@@ -19,8 +19,8 @@ from kohort.wire.push import (
     PushBroker,
     PushType,
     RegisterConsumerRequest,
-    push_type,
-    read_topic_count,
+    parse_topic_count,
+    push_frame_type,
 )
 from simulation.harness.network import Connection
 from simulation.harness.server import Server
@@ -49,21 +49,21 @@ class PushGate:
 
     def takes(self, connection: Connection, data: memoryview) -> bool:
         """Return whether a frame belongs to the push protocol."""
-        return connection.id in self._turned or push_type(data) is not None
+        return connection.id in self._turned or push_frame_type(data) is not None
 
     def receive(self, connection: Connection, data: memoryview, respond: Respond) -> None:
         """Receive a frame from a client."""
         registered = self._turned.get(connection.id)
         if registered is not None:
             self._take_answer(registered, data)
-        elif push_type(data) == PushType.CLUSTER_METADATA:
+        elif push_frame_type(data) == PushType.CLUSTER_METADATA:
             respond(memoryview(ClusterMetadataResponse(0, 1, (self._me,)).encode_frame()))
         else:
             self._register(connection, RegisterConsumerRequest.decode(data), respond)
 
     def _register(self, connection: Connection, asked: RegisterConsumerRequest, respond: Respond) -> None:
         self._turned[connection.id] = Registered(connection, respond)
-        topics = read_topic_count(asked.topic_count)
+        topics = parse_topic_count(asked.topic_count)
         event = events.RegisterConsumer(
             request=0,
             group_id=asked.group_id,
@@ -91,7 +91,7 @@ class PushGate:
             connection.break_()
             return
         asked, value = registered.asked.popleft()
-        shard.queue_event(read_answer(value, connection.id, asked, data))
+        shard.queue_event(decode_consumer_answer(value, connection.id, asked, data))
 
     def push(self, push: Push) -> None:
         """Send a server request to a consumer."""
@@ -102,7 +102,7 @@ class PushGate:
         if isinstance(value, DismissConsumer):
             registered.connection.break_()
         else:
-            asked, frame = asking_frame(value, lambda topic, number: 1)
+            asked, frame = encode_server_request(value, lambda topic, number: 1)
             registered.asked.append((asked, value))
             registered.respond(memoryview(frame))
 

@@ -25,9 +25,9 @@ from kohort.wire.push import (
     TopicCount,
     decode_coordinator_request,
     encode_ping_response,
+    format_topic_count,
     partition_of,
     with_length_prefix,
-    write_topic_count,
 )
 from simulation.checkers.group_checkers import Checkers
 from simulation.harness.assigning import pattern_of
@@ -105,7 +105,7 @@ class LiteralPushMember(Process):
         request = RegisterConsumerRequest(
             self.group_id,
             self.member_id,
-            write_topic_count(wanted),
+            format_topic_count(wanted),
             self.habits.auto_commit,
             "none" if self.habits.finds_starts else "smallest",
             self.session_ms,

@@ -102,7 +102,7 @@ class OwnMember(Process):
         cluster.connections.jitter = self.chance.random
         more = {} if self.protocol == "classic" else {"new_member_id": self._new_member_id}
         kind = self.memberships.get(self.protocol, MEMBERSHIPS[self.protocol])
-        self._membership = kind(cluster, config, changed=self._changed, poll_bound=False, **more)
+        self._membership = kind(cluster, config, changed=self._changed, requires_polling=False, **more)
         self._subscribed()
 
     def _subscribed(self) -> None:

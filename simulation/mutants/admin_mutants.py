@@ -93,7 +93,7 @@ class LeavesTracesOfGroups(Swapped):
 class DescribesWhatIsChosen(Swapped):
     """A coordinator whose description of a classic group reveals an unfinished rebalance's protocol and metadata."""
 
-    module, name = Administration, "describe_one"
+    module, name = Administration, "describe_group_or_missing"
 
     @staticmethod
     def swap(real: Callable[..., DescribedGroup]) -> Callable[..., DescribedGroup]:
@@ -141,7 +141,7 @@ class HidesWhatIsGivenUp(Swapped):
 class ListsAllAsStable(Swapped):
     """A coordinator that lists every consumer group as stable."""
 
-    module, name = Administration, "list_one"
+    module, name = Administration, "listed_group_entry"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -157,7 +157,7 @@ class ListsAllAsStable(Swapped):
 class TellsLeadersOfFewer(Swapped):
     """A coordinator that omits the last of three or more members from the leader's member list."""
 
-    module, name = ClassicRebalance, "all_members"
+    module, name = ClassicRebalance, "members_for_leader"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -131,7 +131,7 @@ class SaysDurableFirst(DiskMutant):
 class SyncsNoNames(DiskMutant):
     """A flush syncs files but not their names."""
 
-    where, name = PartitionLog, "sync_names"
+    where, name = PartitionLog, "sync_folder_names"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,7 +153,7 @@ class SyncsNoIndexes(DiskMutant):
 class ServesUnflushed(DiskMutant):
     """Records that an earlier process left unflushed in the journal are served without a flush."""
 
-    where, name = PartitionLog, "flush_due"
+    where, name = PartitionLog, "flush_if_due"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

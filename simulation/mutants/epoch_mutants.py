@@ -56,7 +56,7 @@ class FetchesForAnyEpoch(Swapped):
 class ForgivesAnyEpoch(Swapped):
     """A coordinator that accepts a heartbeat with any older epoch as if its response had been lost."""
 
-    module, name = consumer_group, "check_epoch"
+    module, name = consumer_group, "heartbeat_epoch_refusal"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +72,7 @@ class ForgivesAnyEpoch(Swapped):
 class ForgivesNoEpoch(Swapped):
     """A coordinator that fences a member whose last response was lost."""
 
-    module, name = consumer_group, "check_epoch"
+    module, name = consumer_group, "heartbeat_epoch_refusal"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,17 +103,17 @@ class SyncsInAnOlderEpoch(Swapped):
 class TakesAnyTarget(Swapped):
     """A coordinator that accepts results of cancelled work, or of work that an earlier coordinator requested."""
 
-    module, name = ConsumerAssignment, "accept_target"
+    module, name = ConsumerAssignment, "accept_target_assignment"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that accepts any result."""
 
-        def accept_target(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
+        def accept_target_assignment(group: ConsumerGroup, step: Step, event: AssignmentComputed) -> Any:
             group.computing = event.ticket
             return real(group, step, event)
 
-        return accept_target
+        return accept_target_assignment
 
 
 class CountsNoConsumerRebalances(GroupMachine):
@@ -151,19 +151,19 @@ class IgnoresClaims(Swapped):
     Cooperative members still work on partitions that they are no longer assigned, until they join again.
     """
 
-    module, name = conversion, "share_out"
+    module, name = conversion, "divide_converted_partitions"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without claims."""
 
-        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def divide_converted_partitions(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(claimed=frozenset()) for member in members]
             )
             return shares
 
-        return share_out
+        return divide_converted_partitions
 
 
 class BeginsTicketsAnew(GroupMachine):
@@ -215,19 +215,19 @@ class ForgetsAssignments(Swapped):
     Eager members claim nothing and own partitions nevertheless.
     """
 
-    module, name = conversion, "share_out"
+    module, name = conversion, "divide_converted_partitions"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a conversion without assignments."""
 
-        def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+        def divide_converted_partitions(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
             shares: list[tuple[MemberSaved, TopicIdPartitions]] = real(
                 [member._replace(assigned=frozenset()) for member in members]
             )
             return shares
 
-        return share_out
+        return divide_converted_partitions
 
 
 EPOCH_MUTANTS: dict[type[GroupMachine | Shard], type[Checker]] = {

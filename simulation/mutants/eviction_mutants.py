@@ -168,7 +168,7 @@ class LooksAtNoTopicsAfterRestart(Swapped):
 class WatchesNoOneAfterRestart(Swapped):
     """A coordinator that does not watch, after a restart, for silent members that have to move."""
 
-    module, name = ConsumerSuspicion, "watch_unmoved"
+    module, name = ConsumerSuspicion, "schedule_suspicion_check"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,13 +49,13 @@ class LifeDriver(VirtualDriver):
         """Run an action as one turn of the process; while the process is stopped, postpone it."""
         self._life.turn(action)
 
-    def shard_loaded(self, index: int) -> None:
-        """Implement `Driver.shard_loaded`: pass the event on to the ownership of shards."""
+    def handle_shard_loaded(self, index: int) -> None:
+        """Implement `Driver.handle_shard_loaded`: pass the event on to the ownership of shards."""
         self._coordinator.ownership.loaded(index)
         self._coordinator.on_shard_loaded()
 
-    def shard_ended(self, index: int, error: Exception) -> None:
-        """Implement `Driver.shard_ended`: pass the event on to the ownership of shards."""
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
+        """Implement `Driver.handle_shard_ended`: pass the event on to the ownership of shards."""
         self._world.log(f"{self._coordinator.name}: the shard has ended: {error}")
         self._coordinator.ownership.record_ended_shard(index, error)
 
@@ -174,7 +174,7 @@ class Coordinator(Server):
         async def leave() -> None:
             assert coordination is not None
             await coordination.retire()
-            await self.ownership.handed_over()
+            await self.ownership.wait_handed_over()
             self.world.after(0, lambda: self.crash(down_ms) if life is self.life else None)
 
         if coordination is not None and loop is not None and coordination.placement is not None:

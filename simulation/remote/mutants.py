@@ -45,7 +45,7 @@ class ReadsBeforeItFences(DiskMutant):
                 while reading.offset < end:
                     view = await reading.fetch()
                     if view is not None:
-                        await term._handover.queue_response(view)
+                        await term._handover.queue_for_decoding(view)
                         term._owner.continue_reading()
                 await term._handover.wait_decoded()
                 writer = JournalWriter(place, await new_epoch(place))

@@ -16,7 +16,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.records import Record
 from kohort.journal.codec import GroupRecordReader
 from kohort.wire.batch import parse_header, patch
-from kohort.wire.records import read_pairs
+from kohort.wire.records import iter_key_values
 
 REMEMBERED = 5
 """The number of batches that the leader remembers of each producer, to recognise repeated ones."""
@@ -100,7 +100,7 @@ class Partition:
         offset = self.end
         laid = bytearray(data)
         patch(laid, offset, 0)
-        keys = frozenset(bytes(key or b"") for key, _, _ in read_pairs(memoryview(laid), header))
+        keys = frozenset(bytes(key or b"") for key, _, _ in iter_key_values(memoryview(laid), header))
         self.batches.append(Batch(offset, offset + count, author, bytes(laid), keys, known))
         self.end += count
         if author.producer_id >= 0:
@@ -154,7 +154,7 @@ def decoded(batch: Batch) -> list[Record]:
     """Decode the group records of a batch."""
     view, reader = memoryview(batch.data), GroupRecordReader()
     found = []
-    for key, value, _ in read_pairs(view, parse_header(view)):
+    for key, value, _ in iter_key_values(view, parse_header(view)):
         if key is not None and not is_fence(key):
             record = reader.read_offset(key, value, -1, -1) if key[:2] == b"\0\1" else reader.read(key, value)
             if record is not None:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from kohort.errors import NotFoundError
 from kohort.io.closing import ClosedOnExit
-from kohort.io.java import JavaProgram, JavaServer, log_settings
-from kohort.settings.server_access import AccessWays, ServerAccess
+from kohort.io.java import JavaProgram, JavaServer, log4j_properties
+from kohort.settings.server_access import AccessOptionNames, ServerAccess
 
 _START_TIMEOUT_MS = 30_000
 NOTHING: Mapping[str, str] = {}
@@ -78,7 +78,7 @@ def check_zookeeper_access(host: str, port: int, insecure: bool, way: str) -> No
         InvalidInputError: Other machines reach the address, and `insecure` is not set.
     """
     consequence = "read and change all that it has"
-    ServerAccess(is_insecure=insecure).check(host, port, "ZooKeeper", consequence, AccessWays(way, None, None))
+    ServerAccess(is_insecure=insecure).check(host, port, "ZooKeeper", consequence, AccessOptionNames(way, None, None))
 
 
 class ZooKeeper(ClosedOnExit):
@@ -117,7 +117,7 @@ class ZooKeeper(ClosedOnExit):
         self._temporary = Path(tempfile.mkdtemp(prefix="kohort-zookeeper-")) if data_dir is None else None
         self.folder = data_dir or self._temporary or Path()
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "log4j2.properties").write_text(log_settings())
+        (self.folder / "log4j2.properties").write_text(log4j_properties())
         program = JavaProgram(
             "org.apache.zookeeper.server.quorum.QuorumPeerMain",
             classpath,

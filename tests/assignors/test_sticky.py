@@ -24,8 +24,8 @@ from kohort.assignors import (
     client_assignor,
     server_assignor,
 )
-from kohort.assignors.claims import believed_claims
-from kohort.assignors.sticky import decode_previous, encode_previous
+from kohort.assignors.claims import settled_claims
+from kohort.assignors.sticky import decode_sticky_user_data, encode_sticky_user_data
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.ids import TopicPartition
 from tests.support.long_runs import examples
@@ -66,7 +66,7 @@ def _partitions(group: Group) -> list[TopicPartition]:
 
 def _worth(group: Group, result: Assignment) -> tuple[int, int]:
     """Unevenness, then how many moved: both to be small."""
-    owners = believed_claims(*group)
+    owners = settled_claims(*group)
     kept = sum(len(set(result[member]) & set(owners[member])) for member in result)
     return sum(len(partitions) ** 2 for partitions in result.values()), -kept
 
@@ -156,7 +156,7 @@ def test_scenario_5_a_claim_of_a_higher_generation_is_believed_and_equal_ones_ca
     one = MemberSubscription(("a",), owned=(TopicPartition("a", 0), TopicPartition("a", 1)), generation=3)
     two = MemberSubscription(("a",), owned=(TopicPartition("a", 0),), generation=4)
     assert Uniform().assign({"x": one, "y": two}, topics) == {"x": [("a", 1)], "y": [("a", 0)]}
-    assert believed_claims({"x": one, "y": replace(two, generation=3)}, topics) == {"x": [("a", 1)], "y": []}
+    assert settled_claims({"x": one, "y": replace(two, generation=3)}, topics) == {"x": [("a", 1)], "y": []}
 
 
 def test_new_partitions_go_beside_their_replicas() -> None:
@@ -231,7 +231,7 @@ def test_a_wide_group_moves_only_the_partitions_of_the_member_that_left(name: st
             subscription,
             owned=() if name == "sticky" else tuple(before[member]),
             generation=1,
-            user_data=encode_previous(before[member], 1) if name == "sticky" else None,
+            user_data=encode_sticky_user_data(before[member], 1) if name == "sticky" else None,
         )
         for member, subscription in members.items()
         if member != "m001"
@@ -259,16 +259,16 @@ def test_sticky_remembers_through_user_data() -> None:
 
 
 def test_user_data_has_kafkas_form() -> None:
-    raw = encode_previous([TopicPartition("t", 2), TopicPartition("t", 0)], 9)
+    raw = encode_sticky_user_data([TopicPartition("t", 2), TopicPartition("t", 0)], 9)
     assert raw == bytes.fromhex("0000000100017400000002000000000000000200000009")
-    assert decode_previous(raw) == ((TopicPartition("t", 0), TopicPartition("t", 2)), 9)
-    assert decode_previous(raw[:-4]) == ((TopicPartition("t", 0), TopicPartition("t", 2)), -1)
+    assert decode_sticky_user_data(raw) == ((TopicPartition("t", 0), TopicPartition("t", 2)), 9)
+    assert decode_sticky_user_data(raw[:-4]) == ((TopicPartition("t", 0), TopicPartition("t", 2)), -1)
 
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=40))
 def test_user_data_of_strangers_is_ignored(raw: bytes) -> None:
-    decode_previous(raw)
+    decode_sticky_user_data(raw)
     members = {"m": MemberSubscription(("a",), user_data=raw)}
     for assignor in (Sticky(), CooperativeSticky()):
         assert assignor.assign(members, {"a": AssignableTopic(1)}) == {"m": [("a", 0)]}

@@ -262,10 +262,10 @@ class Driven:
     def topic_image(self) -> TopicImage:
         return self.image
 
-    def unseen_topics(self, index: int) -> list[str]:
+    def topics_since_load(self, index: int) -> list[str]:
         return self.unseen
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         if self.not_noted:
             raise self.not_noted.pop(0)
         self.unseen = []
@@ -274,10 +274,10 @@ class Driven:
         self.settings_asked += 1
         return {}
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         self.ended.append((index, self.shard.phase, error))
 
-    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
+    def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         raise AssertionError("no work in these tests")
 
     def push(self, push: Push) -> None:

@@ -61,7 +61,7 @@ class Map:
         self.ports: dict[int, int] = {}
         self.owners: dict[int, int] = {}
 
-    def is_here(self, cluster_id: str, node_id: int) -> bool:
+    def is_this_node(self, cluster_id: str, node_id: int) -> bool:
         """The map is that of all nodes: any of them will do."""
         return cluster_id == self.cluster_id and node_id in self.ports
 
@@ -121,7 +121,7 @@ class Coordinators:
             )
             host.groups.count = SHARDS
             dispatcher = Dispatcher(host, GROUP_ROUTES, unknown_api_versions)
-            server = Server(self._loop, config, 100, dispatcher.dispatch, host.client_lost)
+            server = Server(self._loop, config, 100, dispatcher.dispatch, host.on_client_disconnected)
             _, self.map.ports[number] = server.listen(bind_socket("127.0.0.1", 0))
             self.hosts.append(host)
             self.servers.append(server)
@@ -153,7 +153,7 @@ class Coordinators:
     def close(self) -> None:
         def end() -> None:
             for host, server in zip(self.hosts, self.servers, strict=True):
-                host.stop_waiting()
+                host.answer_waiting_requests()
                 server.close()
                 host.close()
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from kohort.broker.acls import AclIndex, AclRule, AclRuleFilter, plain_address
-from kohort.broker.api.acls import check_rule
+from kohort.broker.acls import AclIndex, AclRule, AclRuleFilter, normalized_address
+from kohort.broker.api.acls import check_new_acl_rule
 from kohort.broker.authorization import PastCaller, Resource, StandardAuthorizer
 from kohort.broker.config.acl_store import FILE, RULES_MAX, AclStore
 from kohort.broker.security.principals import ANYONE, Principal
@@ -126,8 +126,8 @@ def test_rule_applies_to_principal_and_host(principal: str, host: str, applies: 
 
 
 def test_addresses_are_compared_in_one_form() -> None:
-    assert plain_address("0:0:0:0:0:0:0:1") == plain_address("::1")
-    assert plain_address("::ffff:10.0.0.1") == "10.0.0.1"
+    assert normalized_address("0:0:0:0:0:0:0:1") == normalized_address("::1")
+    assert normalized_address("::ffff:10.0.0.1") == "10.0.0.1"
     index = AclIndex([rule(READ, host="0:0:0:0:0:0:0:1")])
     assert may(index, READ, host="::1")
     assert not may(index, READ, host="::2")
@@ -176,7 +176,7 @@ BAD_RANGES = [
 @pytest.mark.parametrize("host", BAD_RANGES)
 def test_a_host_that_is_no_range_is_rejected_and_applies_to_no_one(host: str) -> None:
     with pytest.raises(InvalidInputError, match=re.escape(f"Invalid CIDR notation '{host}': ")):
-        check_rule(rule(READ, host=host))
+        check_new_acl_rule(rule(READ, host=host))
     assert not may(AclIndex([rule(READ, host=host)]), READ, host="10.0.0.1")
 
 

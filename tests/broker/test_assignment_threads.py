@@ -13,14 +13,20 @@ def test_a_group_whose_assignor_hangs_holds_up_none_in_another_queue() -> None:
     dividers = AssignmentThreads(4)
     go_on = threading.Event()
     try:
-        hung = dividers.executor_of("hung").submit(go_on.wait, WAIT_S)
+        hung = dividers.assignment_executor_of("hung").submit(go_on.wait, WAIT_S)
         names = [f"g{number}" for number in range(40)]
-        others = [name for name in names if dividers.executor_of(name) is not dividers.executor_of("hung")]
-        same = next(name for name in names if dividers.executor_of(name) is dividers.executor_of("hung"))
-        behind = dividers.executor_of(same).submit(str, "done")
+        others = [
+            name
+            for name in names
+            if dividers.assignment_executor_of(name) is not dividers.assignment_executor_of("hung")
+        ]
+        same = next(
+            name for name in names if dividers.assignment_executor_of(name) is dividers.assignment_executor_of("hung")
+        )
+        behind = dividers.assignment_executor_of(same).submit(str, "done")
         for name in others:
-            assert dividers.executor_of(name).submit(str, name).result(WAIT_S) == name
-        assert len({id(dividers.executor_of(name)) for name in names}) == 4
+            assert dividers.assignment_executor_of(name).submit(str, name).result(WAIT_S) == name
+        assert len({id(dividers.assignment_executor_of(name)) for name in names}) == 4
         assert not hung.done()
         assert not behind.done(), "it waits in the queue of the one that hangs"
         go_on.set()

@@ -20,7 +20,7 @@ from kohort.ids import AclOperation
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import HeartbeatRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetFetchRequest
-from kohort.wire.push import ClusterMetadataRequest, PushType, RegisterConsumerRequest, TopicCount, write_topic_count
+from kohort.wire.push import ClusterMetadataRequest, PushType, RegisterConsumerRequest, TopicCount, format_topic_count
 from kohort.wire.security import CreateDelegationTokenRequest
 from tests.broker.literal_consumer import LiteralConsumer, ask, read_frame
 from tests.broker.raw import RawClient, create_topic
@@ -116,7 +116,7 @@ def guarded(folder: Path, keeper: Gatekeeper, client: Callable[[str], None]) -> 
 
 
 def registration(group: str) -> bytes:
-    count = write_topic_count(TopicCount({"t": 1}))
+    count = format_topic_count(TopicCount({"t": 1}))
     return RegisterConsumerRequest(group, "a", count, True, "smallest", 6000).encode_frame()
 
 

@@ -51,7 +51,7 @@ class Coordinating:
             loop=SimpleNamespace(call_later=call_later),
             store=store,
             config=SimpleNamespace(
-                older_values=False,
+                serves_older_values=False,
                 transaction_timeout_max_ms=TIMEOUT_MS,
                 transaction_segment_bytes=1 << 20,
                 transaction_partitions=1,
@@ -70,7 +70,7 @@ class Coordinating:
 
     def begin(self) -> None:
         answers: list[tuple[ErrorCode, int, int]] = []
-        self.transactions.init_producer("x", TIMEOUT_MS, (-1, -1), lambda *answer: answers.append(answer))
+        self.transactions.assign_producer_id("x", TIMEOUT_MS, (-1, -1), lambda *answer: answers.append(answer))
         ((error, producer_id, epoch),) = answers
         assert error is ErrorCode.NONE
         assert self.transactions.add_partitions("x", (producer_id, epoch), [PARTITION]) is ErrorCode.NONE

@@ -8,7 +8,7 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.broker.api import consumer_groups, group_offsets, groups
-from kohort.broker.api.group_offsets import committed_body
+from kohort.broker.api.group_offsets import encoded_commit_response
 from kohort.client.admin.values import NewTopic
 from kohort.errors import ErrorCode
 from kohort.groups.effects import ConsumerGroupHeartbeatReply
@@ -106,7 +106,7 @@ def test_cached_bytes_are_those_of_the_message(version: int) -> None:
     message = OffsetCommitResponse(
         topics=[AnswerTopic(name="t", partitions=[AnswerPart(partition_index=number) for number in (4, 1)])]
     )
-    assert committed_body(version, (("t", (4, 1)),)) == message.encode(version)
+    assert encoded_commit_response(version, (("t", (4, 1)),)) == message.encode(version)
 
 
 @pytest.mark.parametrize("version", range(5))

@@ -183,7 +183,7 @@ class Holder:
     def close(self) -> None:
         self._closed.append(self.name)
         if self.budget is not None:
-            self.budget.hold_bytes(self, 0)
+            self.budget.set_held_bytes(self, 0)
 
 
 def test_budget_closes_who_has_held_bytes_the_longest() -> None:
@@ -191,12 +191,12 @@ def test_budget_closes_who_has_held_bytes_the_longest() -> None:
     budget = ByteBudget("test", 100)
     first, second, third = (Holder(name, closed) for name in ("first", "second", "third"))
     first.budget = second.budget = budget
-    budget.hold_bytes(first, 10)
-    budget.hold_bytes(second, 80)
-    budget.hold_bytes(first, 0)
-    budget.hold_bytes(first, 20)
+    budget.set_held_bytes(first, 10)
+    budget.set_held_bytes(second, 80)
+    budget.set_held_bytes(first, 0)
+    budget.set_held_bytes(first, 20)
     assert not closed and budget.used == 100
-    budget.hold_bytes(first, 21)
+    budget.set_held_bytes(first, 21)
     assert closed == ["second"] and budget.used == 21
-    budget.hold_bytes(third, 101)
+    budget.set_held_bytes(third, 101)
     assert closed == ["second", "first", "third"] and budget.used == 0

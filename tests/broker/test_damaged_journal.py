@@ -161,7 +161,7 @@ def test_an_earlier_topic_is_forgotten_where_the_broker_died_behind_its_deletion
         assert commit(client, HERE, 118) == ErrorCode.NONE
     with LogStore(tmp_path) as store:
         store.delete_topic("t")
-        run_steps(store.create_in_steps([TopicPlan("t", 1)], lambda: (0, 1)))
+        run_steps(store.create_topics_in_steps([TopicPlan("t", 1)], lambda: (0, 1)))
     with Broker(tmp_path, REFUSE) as broker, RawClient(broker.bootstrap_servers) as client:
         assert committed(client, HERE, "t") == -1
         assert commit(client, HERE, 3) == ErrorCode.NONE

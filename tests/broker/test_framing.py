@@ -20,7 +20,7 @@ def cut(frames: Frames, data: bytes) -> list[bytes]:
     """Return the frames that these bytes complete, and the bytes kept for the next read."""
     found = [bytes(frame) for frame in frames.split_frames(memoryview(data))]
     while frames.kept:
-        found += [bytes(frame) for frame in frames.split_frames(frames.take_kept())]
+        found += [bytes(frame) for frame in frames.split_frames(frames.take_unsplit_bytes())]
     return found
 
 
@@ -44,7 +44,7 @@ def test_frames_that_are_put_back_come_again_in_their_order(seed: int) -> None:
     data, frames, found = framed(*bodies), Frames(0, MAX), []
     while data or frames.kept:
         if frames.kept:
-            got = frames.split_frames(frames.take_kept())
+            got = frames.split_frames(frames.take_unsplit_bytes())
         else:
             size = chance.choice([1, 3, 6, 200, 400])
             got, data = frames.split_frames(memoryview(data[:size])), data[size:]
@@ -61,7 +61,7 @@ def test_frames_before_one_of_a_bad_size_are_given_first(size: int) -> None:
     data = framed(b"a" * 8, b"b" * 9) + size.to_bytes(4, "big", signed=True) + b"c" * 20
     assert [bytes(frame) for frame in frames.split_frames(memoryview(data))] == [b"a" * 8, b"b" * 9]
     with pytest.raises(BadFrame):
-        frames.split_frames(frames.take_kept())
+        frames.split_frames(frames.take_unsplit_bytes())
 
 
 def test_a_size_alone_is_refused_before_anything_of_the_frame_has_come() -> None:
@@ -73,7 +73,7 @@ def test_a_smaller_size_counts_for_the_frames_behind() -> None:
     frames = Frames(8, MAX)
     assert len(frames.split_frames(memoryview(framed(b"a" * 8, b"", b"bc")))) == 1
     frames.size_min = 0
-    assert [bytes(frame) for frame in frames.split_frames(frames.take_kept())] == [b"", b"bc"]
+    assert [bytes(frame) for frame in frames.split_frames(frames.take_unsplit_bytes())] == [b"", b"bc"]
 
 
 def test_what_is_put_back_comes_before_what_was_kept() -> None:
@@ -82,7 +82,7 @@ def test_what_is_put_back_comes_before_what_was_kept() -> None:
     assert bytes(first) == b"aa"
     frames.put_back(rest)
     frames.size_min = 0
-    assert cut(frames, bytes(frames.take_kept())) == [b"bb", b"cc", b"d", b"ee"]
+    assert cut(frames, bytes(frames.take_unsplit_bytes())) == [b"bb", b"cc", b"d", b"ee"]
 
 
 def test_a_claimed_size_takes_no_memory() -> None:

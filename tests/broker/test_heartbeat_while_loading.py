@@ -52,8 +52,8 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
         request: Any = SimpleNamespace(
             message=message,
             client=client,
-            is_alone=True,
-            takes_encoded=False,
+            is_only_waiting_request=True,
+            accepts_encoded_response=False,
             reply=lambda answer: answers.append(answer.error_code),
         )
         heartbeat(host, request)

@@ -46,9 +46,9 @@ def test_a_round_that_fails_in_several_places_is_followed_by_one(partitions: tup
     host: Any = SimpleNamespace(
         loop=SimpleNamespace(call_later=call_later),
         store=SimpleNamespace(get=lambda *_: FullLog(), topics={}),
-        config=SimpleNamespace(older_values=False),
+        config=SimpleNamespace(serves_older_values=False),
         groups=SimpleNamespace(
-            ask_at=lambda _index, _event, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+            ask_shard=lambda _index, _event, on_reply: on_reply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
             is_damaged=lambda _: False,
         ),
         waits=SimpleNamespace(answer_waiting=lambda _: None, on_append_after_step=lambda *_: None),
@@ -77,9 +77,9 @@ def test_late_reply_about_a_marker_counts_for_its_own_transaction_alone(monkeypa
     host: Any = SimpleNamespace(
         loop=SimpleNamespace(call_later=call_later),
         store=SimpleNamespace(topics={}),
-        config=SimpleNamespace(older_values=False),
+        config=SimpleNamespace(serves_older_values=False),
         groups=SimpleNamespace(
-            ask_at=lambda index, _event, on_reply: replies.append((index, on_reply)), is_damaged=lambda _: False
+            ask_shard=lambda index, _event, on_reply: replies.append((index, on_reply)), is_damaged=lambda _: False
         ),
         waits=SimpleNamespace(on_append_after_step=lambda *_: None),
         next_request_id=lambda: 1,

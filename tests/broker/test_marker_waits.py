@@ -121,10 +121,10 @@ def test_who_waits_is_bounded_in_number_and_time(monkeypatch: pytest.MonkeyPatch
     wait()
     assert reported == [ErrorCode.CONCURRENT_TRANSACTIONS]
     now_s += coordinator.WAIT_S / 2
-    waits.markers_failed("x", stuck=False)
+    waits.on_markers_failed("x", stuck=False)
     assert len(reported) == 1
     now_s += coordinator.WAIT_S / 2
-    waits.markers_failed("x", stuck=False)
+    waits.on_markers_failed("x", stuck=False)
     assert reported == [ErrorCode.CONCURRENT_TRANSACTIONS] * (1 + WAITING_MAX)
     wait()
     waits.answer_waiting("x")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from kohort.broker.config.quotas import CLIENT, Quotas, entity_key
+from kohort.broker.config.quotas import CLIENT, Quotas, quota_entity_key
 from kohort.broker.server.throttling import CLIENT_ID_MAX, RATES_MAX, Throttling
-from kohort.broker.shards import CACHED_NAME_MAX, NAMES_CACHED, cached_hash, java_hash
+from kohort.broker.shards import CACHED_NAME_MAX, NAMES_CACHED, cached_java_hash, java_hash
 from kohort.wire import framing
 from kohort.wire.framing import CLIENT_NAME_BYTES, CLIENT_NAMES, decode_request_header
 
@@ -32,16 +32,16 @@ def test_long_client_ids_of_strangers_are_not_cached() -> None:
 
 
 def test_long_group_names_are_hashed_and_not_cached() -> None:
-    before = cached_hash.cache_info().currsize
+    before = cached_java_hash.cache_info().currsize
     assert java_hash("g" * LONG) == java_hash("g" * LONG)
-    assert cached_hash.cache_info().currsize == before
+    assert cached_java_hash.cache_info().currsize == before
     assert NAMES_CACHED * CACHED_NAME_MAX < BYTES_MAX
     assert java_hash("hello") == 99162322, "Java's"
 
 
 def test_rates_of_long_client_ids_take_bounded_space(tmp_path: Path) -> None:
     quotas = Quotas(tmp_path)
-    quotas.change(entity_key((CLIENT, None)), {"producer_byte_rate": 1.0})
+    quotas.change(quota_entity_key((CLIENT, None)), {"producer_byte_rate": 1.0})
     throttling = Throttling(quotas, 11, 1000)
     for number in range(8):
         throttling.record("producer_byte_rate", "alice", f"{number:05d}" + "x" * LONG, 10.0)

@@ -186,7 +186,7 @@ class Ending:
             loop=SimpleNamespace(call_later=call_later),
             store=self.store,
             config=SimpleNamespace(
-                older_values=False,
+                serves_older_values=False,
                 transaction_timeout_max_ms=60_000,
                 transaction_segment_bytes=1 << 20,
                 transaction_partitions=1,
@@ -209,7 +209,7 @@ class Ending:
         return lambda error, producer_id, epoch: self.answers.append((name, error, producer_id, epoch))
 
     def init(self, name: str, producer: tuple[int, int]) -> None:
-        self.transactions.init_producer("x", 60_000, producer, self._done(name))
+        self.transactions.assign_producer_id("x", 60_000, producer, self._done(name))
 
     def begin(self, producer: tuple[int, int]) -> ErrorCode:
         return self.transactions.add_partitions("x", producer, [TopicPartition("t", 0)])

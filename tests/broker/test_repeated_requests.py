@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Broker
 from kohort.broker.api import group_offsets
-from kohort.broker.api.group_offsets import CommitPlan, CommitShape
+from kohort.broker.api.group_offsets import CommitPlan, RepeatedCommit
 from kohort.broker.server import repeated_requests
 from kohort.broker.server.repeated_requests import RepeatedRequests, Repetition
 from kohort.client.admin.values import NewTopic
@@ -101,8 +101,8 @@ def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, vers
     known = [(topic, KnownTopic(topic.name, topic.topic_id, 1 << 30)) for topic in message.topics]
     plan = CommitPlan(known, version >= 10)
     count = sum(len(topic.partitions) for topic in message.topics)
-    assert plan.success_body(version, OffsetCommitReply((NO_ERROR,) * count))
-    template.prepared = CommitShape(plan, "g", "m", 1, None, -1, True)
+    assert plan.encoded_success_response(version, OffsetCommitReply((NO_ERROR,) * count))
+    template.prepared = RepeatedCommit(plan, "g", "m", 1, None, -1, True)
     return repetition
 
 
@@ -112,7 +112,7 @@ def bytes_used(requests: RepeatedRequests, request: OffsetCommitRequest, version
     tracemalloc.start()
     try:
         kept = keep_template(requests, request, version)
-        group_offsets.committed_body.cache_clear()
+        group_offsets.encoded_commit_response.cache_clear()
         gc.collect()
         return tracemalloc.get_traced_memory()[0], kept
     finally:

@@ -62,10 +62,10 @@ def test_a_shard_that_is_not_here_is_asked_nothing(tmp_path: Path) -> None:
     assert shards.fetch() == [ErrorCode.NOT_COORDINATOR]
     assert shards.client.shards == set()
     found: list[Any] = []
-    shards.groups.ask_at(0, TransactionEnded(1, 0, True, 9), found.append)
+    shards.groups.ask_shard(0, TransactionEnded(1, 0, True, 9), found.append)
     assert found == [ErrorCode.NOT_COORDINATOR]
     by_group: list[Any] = []
-    shards.groups.ask_by_shard(
+    shards.groups.ask_groups_by_shard(
         ["g", "h"],
         DescribeGroups,
         lambda names, value: [value for _ in names],
@@ -73,7 +73,7 @@ def test_a_shard_that_is_not_here_is_asked_nothing(tmp_path: Path) -> None:
     )
     assert by_group == [{"g": ErrorCode.NOT_COORDINATOR, "h": ErrorCode.NOT_COORDINATOR}]
     listed: list[Any] = []
-    shards.groups.ask_all(ListGroups, listed.append)
+    shards.groups.ask_all_shards(ListGroups, listed.append)
     assert listed == [[]]
 
 
@@ -91,7 +91,7 @@ def test_shard_has_what_was_committed_after_it_returns(tmp_path: Path) -> None:
     assert isinstance(found, OffsetFetchReply)
     assert found.offsets[0].offset == 5
     listed: list[Any] = []
-    shards.groups.ask_all(ListGroups, listed.append)
+    shards.groups.ask_all_shards(ListGroups, listed.append)
     shards.driven.turns.settle()
     assert isinstance(listed[0][0], ListGroupsReply)
 

@@ -12,7 +12,7 @@ import pytest
 
 from kohort import Admin, Broker, Producer
 from kohort.broker.config.settings import broker_configs
-from kohort.broker.config.single_broker import BrokerLocation, place_in
+from kohort.broker.config.single_broker import BrokerLocation, split_location
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import InvalidInputError
 from kohort.settings.config import read_properties
@@ -126,7 +126,7 @@ def test_what_can_not_be_had_is_refused_with_what_to_do(properties: dict[str, An
     ids=str,
 )
 def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None, str | None]) -> None:
-    assert place_in(properties | {"num.partitions": "3"}) == (
+    assert split_location(properties | {"num.partitions": "3"}) == (
         BrokerLocation(*place),
         {"num.partitions": "3", **{k: v for k, v in properties.items() if "listener." in k}},
     )
@@ -144,7 +144,7 @@ def test_address_and_folder(properties: dict[str, Any], place: tuple[str | None,
 )
 def test_an_address_or_a_folder_that_can_not_be_had(properties: dict[str, Any], reported: str) -> None:
     with pytest.raises(InvalidInputError, match=".*") as refused:
-        place_in(properties)
+        split_location(properties)
     assert reported in refused.value.message
 
 
@@ -200,7 +200,7 @@ def test_every_setting_of_a_real_broker_is_known(apache_kafka: ApacheKafka) -> N
     refused = []
     for name, entry in described.items():
         if name in ("listeners", "log.dirs", "log.dir"):
-            place_in({name: entry.value or ""})
+            split_location({name: entry.value or ""})
             continue
         try:
             broker_configs({name: entry.value})

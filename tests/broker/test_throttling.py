@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker, NewTopic
-from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, quota_entity_of
 from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, MutationBucket, Throttling, WindowedRate
 from kohort.errors import ErrorCode
 from kohort.wire.cluster_admin import AlterClientQuotasRequest
@@ -45,15 +45,15 @@ def test_rate_is_the_average_over_eleven_windows() -> None:
     """The numbers are those of Kafka's `Rate` and `QuotaUtils.throttleTime` for the same calls."""
     rate = WindowedRate(11, 1000)
     rate.record(1000, 0)
-    assert rate.excess_ms(100, 0) == 0.0, "1000 over the ten full windows that are reckoned with"
+    assert rate.wait_ms_below_limit(100, 0) == 0.0, "1000 over the ten full windows that are reckoned with"
     rate.record(500, 0)
-    assert rate.excess_ms(100, 0) == pytest.approx(5_000), "(150 - 100) / 100 * 10 s"
-    assert rate.excess_ms(100, 2_500) == pytest.approx((1500 / 10.5 - 100) / 100 * 10_500)
-    assert rate.excess_ms(100, 10_999) == pytest.approx((1500 / 10.999 - 100) / 100 * 10_999)
-    assert rate.excess_ms(100, 11_000) == 0.0, "the window is forgotten"
+    assert rate.wait_ms_below_limit(100, 0) == pytest.approx(5_000), "(150 - 100) / 100 * 10 s"
+    assert rate.wait_ms_below_limit(100, 2_500) == pytest.approx((1500 / 10.5 - 100) / 100 * 10_500)
+    assert rate.wait_ms_below_limit(100, 10_999) == pytest.approx((1500 / 10.999 - 100) / 100 * 10_999)
+    assert rate.wait_ms_below_limit(100, 11_000) == 0.0, "the window is forgotten"
     rate.record(10, 11_000)
     rate.record(-10, 11_000)
-    assert rate.excess_ms(0.001, 11_000) == 0.0
+    assert rate.wait_ms_below_limit(0.001, 11_000) == 0.0
 
 
 ENTITIES: list[tuple[list[tuple[str, str | None]], tuple[str | None, str | None]]] = [
@@ -74,12 +74,12 @@ def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
     throttling = Throttling(quotas, 11, 1000)
     assert not throttling.active
     for number, (entity, shared) in enumerate(ENTITIES, 1):
-        quotas.change(entity_of(entity), {PRODUCER: float(number)})
+        quotas.change(quota_entity_of(entity), {PRODUCER: float(number)})
         assert throttling.active
         assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, *shared), float(number)), entity
         assert throttling._limit(CONSUMER, "alice", "app") is None
     assert throttling._limit(PRODUCER, "bob", "other") == ((PRODUCER, "bob", "other"), 4.0)
-    quotas.change(entity_of(ENTITIES[-1][0]), {PRODUCER: None})
+    quotas.change(quota_entity_of(ENTITIES[-1][0]), {PRODUCER: None})
     assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, "alice", "app"), 7.0)
     again = Throttling(Quotas(tmp_path), 11, 1000)
     assert again.active, "quotas count after a restart"
@@ -114,13 +114,13 @@ def test_a_stored_quota_without_a_value_is_ignored(tmp_path: Path, caplog: pytes
 def test_connections_of_an_address_have_a_rate(tmp_path: Path) -> None:
     quotas, now = Quotas(tmp_path), 0.0
     throttling = Throttling(quotas, 11, 1000, lambda: now)
-    quotas.change(entity_of([(IP, None)]), {CONNECTIONS: 1.0})
-    quotas.change(entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})
-    assert [throttling.connection_ms("192.0.2.1") > 0 for _ in range(22)] == [False] * 20 + [True] * 2
-    assert [throttling.connection_ms("192.0.2.2") > 0 for _ in range(12)] == [False] * 10 + [True] * 2
-    assert throttling.connection_ms("192.0.2.2") == pytest.approx(1000)
+    quotas.change(quota_entity_of([(IP, None)]), {CONNECTIONS: 1.0})
+    quotas.change(quota_entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})
+    assert [throttling.connection_throttle_ms("192.0.2.1") > 0 for _ in range(22)] == [False] * 20 + [True] * 2
+    assert [throttling.connection_throttle_ms("192.0.2.2") > 0 for _ in range(12)] == [False] * 10 + [True] * 2
+    assert throttling.connection_throttle_ms("192.0.2.2") == pytest.approx(1000)
     now += 11
-    assert throttling.connection_ms("192.0.2.2") == 0.0
+    assert throttling.connection_throttle_ms("192.0.2.2") == 0.0
 
 
 def silent_for(client: RawClient, asked: Any) -> float:
@@ -254,16 +254,16 @@ def test_librdkafka_slows_down_and_says_so(client: RawClient, topic: str, name: 
 def test_bucket_of_changes_has_kafkas_numbers() -> None:
     """The numbers are those of Kafka's `TokenBucket`, as its `StrictControllerMutationQuotaTest` has them."""
     bucket = MutationBucket(burst_s=10)
-    assert bucket.debt_ms(10, 0) == 0
-    bucket.take_out(90, 10, 0)
-    bucket.take_out(90, 10, 0)
-    assert bucket.debt_ms(10, 0) == 8_000, "-80 of 100, and 10 come back each second"
-    assert bucket.debt_ms(10, 5_000) == 3_000
-    assert bucket.debt_ms(10, 8_000) == 0
-    bucket.take_out(100, 10, 60_000)
-    assert bucket.debt_ms(10, 60_000) == 0, "it holds no more than its burst"
-    bucket.take_out(1, 10, 60_000)
-    assert bucket.debt_ms(10, 60_000) == 100
+    assert bucket.refill_wait_ms(10, 0) == 0
+    bucket.take_tokens(90, 10, 0)
+    bucket.take_tokens(90, 10, 0)
+    assert bucket.refill_wait_ms(10, 0) == 8_000, "-80 of 100, and 10 come back each second"
+    assert bucket.refill_wait_ms(10, 5_000) == 3_000
+    assert bucket.refill_wait_ms(10, 8_000) == 0
+    bucket.take_tokens(100, 10, 60_000)
+    assert bucket.refill_wait_ms(10, 60_000) == 0, "it holds no more than its burst"
+    bucket.take_tokens(1, 10, 60_000)
+    assert bucket.refill_wait_ms(10, 60_000) == 100
 
 
 def creation(*names: str, partitions: int = 1, validate_only: bool = False) -> CreateTopicsRequest:

@@ -17,13 +17,13 @@ from tests.support.processes import KOHORT
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, SchemaRegistry, TopicPartition
-from kohort.cli.consume import DecodedValues, record_writer
+from kohort.cli.consume import ValueDecoder, record_writer
 from kohort.client.admin.values import NewTopic
 from kohort.dashboard.cluster_lookups import ClusterLookups
 from kohort.dashboard.record_peek import DECODE_S, DECODED_BYTES_MAX, PeekRequest, _Decoding
 from kohort.errors import CorruptDataError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
-from kohort.schema_registry.shown_values import shown_json
+from kohort.schema_registry.shown_values import value_as_json
 
 PAYMENT = json.dumps(
     {
@@ -157,8 +157,8 @@ def test_value_too_deep_to_show_is_damaged(registry: EmbeddedSchemaRegistry) -> 
     prefix = b"\0" + number.to_bytes(4, "big")
     for levels in (980, 100_000):
         with pytest.raises(CorruptDataError, match="can't be shown|no JSON"):
-            shown_json(client, prefix + b"[" * levels + b"]" * levels)
-    assert msgspec.json.decode(shown_json(client, prefix + b"[1e999]")) == ["inf"]
+            value_as_json(client, prefix + b"[" * levels + b"]" * levels)
+    assert msgspec.json.decode(value_as_json(client, prefix + b"[1e999]")) == ["inf"]
 
 
 def test_json_much_larger_than_its_value_is_not_made(registry: EmbeddedSchemaRegistry) -> None:
@@ -170,7 +170,7 @@ def test_json_much_larger_than_its_value_is_not_made(registry: EmbeddedSchemaReg
         data = client.serializer(subject, json.dumps(schema))([item] * 2_000)
         assert len(data) < 5_000
         with pytest.raises(CorruptDataError, match="more than 32 MiB of text"):
-            shown_json(client, data)
+            value_as_json(client, data)
 
 
 def test_lines_are_written_before_all_are_made(registry: EmbeddedSchemaRegistry, tmp_path: Path) -> None:
@@ -180,7 +180,7 @@ def test_lines_are_written_before_all_are_made(registry: EmbeddedSchemaRegistry,
     rows = {"topic": ["t"] * 4, "partition": [0] * 4, "offset": list(range(4)), "value": [value] * 4}
     written: list[int] = []
 
-    class Decoded(DecodedValues):
+    class Decoded(ValueDecoder):
         def of_batch(self, batch: Any) -> Iterator[bytes | None]:
             for shown in super().of_batch(batch):
                 written.append(file.stat().st_size)
@@ -197,7 +197,7 @@ def test_map_of_booleans_is_shown(registry: EmbeddedSchemaRegistry) -> None:
     client = SchemaRegistry(registry.url)
     text = 'syntax = "proto3"; message M { map<bool, int32> flags = 1; map<int64, bool> numbers = 2; }'
     data = client.serializer("flags-value", text, kind="PROTOBUF")({"flags": {True: 1}, "numbers": {-5: False}})
-    assert msgspec.json.decode(shown_json(client, data)) == {"flags": {"true": 1}, "numbers": {"-5": False}}
+    assert msgspec.json.decode(value_as_json(client, data)) == {"flags": {"true": 1}, "numbers": {"-5": False}}
 
 
 def test_look_ends_to_read_values_after_a_while(

@@ -23,7 +23,7 @@ from tests.support.processes import KOHORT
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Producer, TopicPartition
-from kohort.cli.whole_writes import WholeWrites, whole_stream
+from kohort.cli.whole_writes import CompleteWrites, with_complete_writes
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 
@@ -217,7 +217,7 @@ def test_second_signal_ends_a_command_whose_reader_takes_nothing(servers: str, t
 def test_write_waits_where_another_process_made_the_pipe_non_blocking() -> None:
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
-    out, data = WholeWrites(write_end), os.urandom(1_000_000)
+    out, data = CompleteWrites(write_end), os.urandom(1_000_000)
     got = bytearray()
 
     def read() -> None:
@@ -237,7 +237,7 @@ def test_write_waits_where_another_process_made_the_pipe_non_blocking() -> None:
 def test_stream_with_whole_writes_is_as_buffered_as_before(buffering: int, tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb", buffering=buffering) as binary:
         before = io.TextIOWrapper(binary, encoding="utf-8", write_through=not buffering)
-        stream = whole_stream(before)
+        stream = with_complete_writes(before)
         stream.write("text\n")
         assert (tmp_path / "out").read_bytes() == (b"text\n" if buffering == 0 else b"")
         stream.flush()

@@ -23,7 +23,7 @@ from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.cli.app import run
-from kohort.cli.output import count_text
+from kohort.cli.output import count_with_noun
 from kohort.client.admin.values import NewTopic
 
 
@@ -218,7 +218,7 @@ def test_json_out_and_in_again_is_the_same_record(kohort: Kohort, servers: str, 
     code, lines, _ = kohort("consume", source, *ALL, "--format", "json")
     assert (code, lines.count(b"\n")) == (0, len(sent))
     code, _, reported = kohort("produce", copy, "--format", "json", stdin=lines)
-    assert (code, reported) == (0, f"{count_text(len(sent), 'record')}\n")
+    assert (code, reported) == (0, f"{count_with_noun(len(sent), 'record')}\n")
     assert read_all(servers, copy) == read_all(servers, source)
 
 

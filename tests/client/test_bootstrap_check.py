@@ -26,7 +26,7 @@ from kohort.client.net.health import check_reachable
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
-from kohort.wire.push import ClusterMetadataResponse, PushType, RegisterConsumerRequest, push_type
+from kohort.wire.push import ClusterMetadataResponse, PushType, RegisterConsumerRequest, push_frame_type
 from tests.client.virtual import PARK, VirtualCluster
 from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
@@ -115,7 +115,7 @@ class Loading(VirtualCluster):
     """A broker that knows no coordinator of push groups yet."""
 
     def _receive(self, link: int, frame: bytes) -> None:
-        if push_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
+        if push_frame_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
             answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode_frame()
             self.cluster.connections.received(link, memoryview(answer))
         else:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kohort.client.net.buffers import BufferPool, FrameReader
-from kohort.client.net.connection import Channel
+from kohort.client.net.connection import SocketChannel
 from tests.support.secured_kafka import make_certificates
 
 FRAMES = [b"refused", b"for a reason"]
@@ -50,7 +50,7 @@ def test_what_a_broker_says_before_it_hangs_up_is_heard_before_the_end(
     for frame in FRAMES:
         server.sendall(len(frame).to_bytes(4, "big") + frame)
     server.close()
-    channel = Channel(1, client, FrameReader(BufferPool(), 1_000_000))
+    channel = SocketChannel(1, client, FrameReader(BufferPool(), 1_000_000))
     heard: list[bytes] = []
     while len(heard) < len(FRAMES):
         heard += [bytes(frame) for frame in channel.receive()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kohort.client.admin.routing import at_leaders
+from kohort.client.admin.routing import send_to_leaders
 from kohort.client.admin.transactions import list_transactions
 from kohort.client.net.bootstrap_check import SILENT_MS
 from kohort.client.net.cluster import (
@@ -262,7 +262,7 @@ def test_one_that_answers_again_is_asked_again() -> None:
     world = three()
     world.cluster.connections.mark_unresponsive(Address("127.0.0.1", 9092))
     world.call(world.cluster.send(MetadataRequest(topics=[]), BrokerById(1), channel="own"))
-    assert world.cluster.connections.health(Address("127.0.0.1", 9092)).log_from_ms == 0
+    assert world.cluster.connections.health(Address("127.0.0.1", 9092)).avoid_until_ms == 0
 
 
 def test_one_that_was_silent_is_asked_when_no_other_is_there() -> None:
@@ -505,7 +505,7 @@ def test_partitions_without_a_leader_keep_no_others_waiting_and_are_asked_again(
 
     world.handlers["Metadata"] = name_leaders
     partitions = [TopicPartition(topic, 0) for topic in "abcd"]
-    found = world.call(at_leaders(world.cluster, partitions, ask, "ask", 10_000))
+    found = world.call(send_to_leaders(world.cluster, partitions, ask, "ask", 10_000))
     assert asked == [(3, ["c", "d"]), (1, ["a"]), (2, ["b"])]
     silent = found.pop(partitions[3])
     assert isinstance(silent, KafkaError) and "says nothing of d-0" in str(silent)

@@ -314,7 +314,7 @@ def test_an_answer_that_can_not_be_taken_ends_the_call(
 
 
 def test_a_login_that_fails_unexpectedly_is_named(kohort_broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_driver, "fetched_mechanism", planted)
+    monkeypatch.setattr(thread_driver, "fetch_sasl_mechanism", planted)
     with Admin(kohort_broker.bootstrap_servers, default_api_timeout_ms=2_000) as admin:
         assert PLANTED in str(raised(lambda: admin.list_topics().all()))
 
@@ -325,7 +325,7 @@ def test_a_fault_on_the_callers_thread_ends_the_client(kohort_broker: Broker, to
         consumer.partitions_for_topic(topic)
         client = consumer._client
         with client.lock:
-            client.cluster.keep_running(planted_later(), "planted")
+            client.cluster.spawn_essential_task(planted_later(), "planted")
             with pytest.raises(ClientClosed, match=PLANTED):
                 client.send_now()
         assert PLANTED in str(raised(lambda: consumer.partitions_for_topic(topic)))
@@ -334,7 +334,7 @@ def test_a_fault_on_the_callers_thread_ends_the_client(kohort_broker: Broker, to
 def end_by_a_fault(client: Any) -> None:
     """Plant an unexpected error in a background task, and wait until the client has ended by it."""
     with client.lock:
-        client.cluster.keep_running(planted_later(), "planted")
+        client.cluster.spawn_essential_task(planted_later(), "planted")
         client.wake()
     until(lambda: client.failed, "the client ends")
 
@@ -414,7 +414,7 @@ AWAITED = {
     "offsets.py": "`gather` raises the first error",
     "producer/transactions.py": "awaited at once",
 }
-"""Files that start tasks by `spawn`, and who learns of their errors. All other tasks are started by `keep_running`."""
+"""Files that start tasks by `spawn`, and who learns of their errors. `spawn_essential_task` starts all others."""
 
 
 def spawning() -> Iterator[str]:

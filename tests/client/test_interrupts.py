@@ -124,7 +124,7 @@ def test_interrupt_ends_no_task_of_the_client(servers: str) -> None:
         steps.append("done")
 
     with client.lock:
-        client.cluster.keep_running(work(), "work")
+        client.cluster.spawn_essential_task(work(), "work")
         with pytest.raises(KeyboardInterrupt):
             client.send_now()
     assert steps == ["begun", "done"]
@@ -152,7 +152,7 @@ def test_an_exception_of_a_handler_is_no_fault_of_the_client(servers: str) -> No
         signal.raise_signal(signal.SIGALRM)
 
     with client.lock:
-        client.cluster.keep_running(work(), "work")
+        client.cluster.spawn_essential_task(work(), "work")
         with pytest.raises(TimeoutError, match="as a program"):
             client.send_now()
     client.call(client.cluster.refresh_metadata())
@@ -170,7 +170,7 @@ def test_an_exception_of_a_handler_is_no_fault_of_an_asyncio_client(servers: str
         asyncio.get_running_loop().set_exception_handler(lambda loop, context: raised.append(context["exception"]))
         async with AsyncConsumer(servers, **SETTINGS) as consumer:
             consumer.assign([TopicPartition(topic, 0)])
-            consumer._client.cluster.keep_running(work(), "work")
+            consumer._client.cluster.spawn_essential_task(work(), "work")
             offsets: list[int] = []
             while RECORDS - 1 not in offsets:
                 offsets += [record.offset for record in await consumer.poll(10_000)]

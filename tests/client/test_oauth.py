@@ -243,14 +243,14 @@ def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplo
     shutil.copy(tmp_path / "ca.pem", authority)
     given = {"security.protocol": "SSL", "ssl.ca.location": str(authority)}
     files = TlsFiles(client_config(ConnectionConfig, "127.0.0.1:1", given))
-    first = files.current_context()
+    first = files.current_tls_context()
     assert first is not None
-    assert files.current_context() is first
+    assert files.current_tls_context() is first
     authority.write_text("damaged")
-    assert files.current_context() is first
+    assert files.current_tls_context() is first
     assert "the files loaded before stay in use" in caplog.text
     shutil.copy(tmp_path / "ca.pem", authority)
     os.utime(authority, (1, 1))
-    second = files.current_context()
+    second = files.current_tls_context()
     assert second is not None
     assert second is not first

@@ -335,8 +335,8 @@ def test_rules_that_decide_leave_out_what_no_request_asks_for(changed: dict[str,
     """A coordinator's authorizer reads them; a rule that may deny something must not be left out."""
     world = with_rule(**changed)
     if "operation" in changed or "resource_type" in changed:
-        rules = world.call(security.deciding_acls(world.cluster, timeout_ms=1000))
+        rules = world.call(security.list_enforceable_acls(world.cluster, timeout_ms=1000))
         assert rules == [Acl("User:bob", AclOperation.READ, AclResource.TOPIC, "a")]
     else:
         with pytest.raises(KafkaError, match="a rule of User:eve"):
-            world.call(security.deciding_acls(world.cluster, timeout_ms=1000))
+            world.call(security.list_enforceable_acls(world.cluster, timeout_ms=1000))

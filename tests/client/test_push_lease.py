@@ -12,7 +12,7 @@ from kohort.client.net.connection import FRAMES_MAX
 from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.io.processes import owned_ms
+from kohort.io.processes import ownership_ms
 from kohort.wire.groups import LeaveGroupResponse
 from kohort.wire.push import (
     ClusterMetadataResponse,
@@ -26,7 +26,7 @@ from kohort.wire.push import (
     encode_ping,
     encode_start,
     encode_stop,
-    push_type,
+    push_frame_type,
 )
 from tests.client.virtual import PARK, VirtualCluster
 
@@ -50,9 +50,9 @@ class PushCluster(VirtualCluster):
         body = frame[4:]
         if link in self.turned:
             self.answers.append(body)
-        elif push_type(body) == PushType.CLUSTER_METADATA:
+        elif push_frame_type(body) == PushType.CLUSTER_METADATA:
             self.say(ClusterMetadataResponse(0, 1, (PushBroker(1, "127.0.0.1", 9092),)).encode_frame(), link)
-        elif push_type(body) == PushType.REGISTER_CONSUMER:
+        elif push_frame_type(body) == PushType.REGISTER_CONSUMER:
             self.registered.append(RegisterConsumerRequest.decode(body))
             self.turned.add(link)
             self.link = link
@@ -126,7 +126,7 @@ def test_it_owns_for_a_session_after_the_last_answer_that_arrived(held: Held) ->
     cluster.ask(encode_ping(0))
     cluster.run(4_000)
     cluster.ask(encode_ping(0))
-    end_ms = 2_000 + owned_ms(SESSION_MS)
+    end_ms = 2_000 + ownership_ms(SESSION_MS)
     cluster.run(end_ms - 1)
     assert held.member.owns
     assert held.member.revocation is None
@@ -152,7 +152,7 @@ def test_a_repeated_ping_renews_nothing(kind: type[PushMembership], lost: bool) 
     for retries in range(3):
         cluster.run(1_500 * (retries + 1))
         cluster.ask(encode_ping(retries))
-    cluster.run(owned_ms(SESSION_MS) + 1)
+    cluster.run(ownership_ms(SESSION_MS) + 1)
     assert held.lost is lost
 
 
@@ -216,7 +216,7 @@ def test_partitions_released_for_a_stop_that_could_not_be_answered_are_started_a
 
 def test_a_stop_that_the_application_does_not_answer_in_its_lease_is_lost(held: Held) -> None:
     held.cluster.ask(encode_stop())
-    held.cluster.run(owned_ms(SESSION_MS) + 1)
+    held.cluster.run(ownership_ms(SESSION_MS) + 1)
     assert held.lost
 
 

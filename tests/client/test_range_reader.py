@@ -137,13 +137,13 @@ def test_a_range_whose_leader_dies_is_read_from_the_next_one() -> None:
     assert world.runtime.now_ms - before_ms < world.config.default_api_timeout_ms / 10
 
 
-@pytest.mark.parametrize("pass_over_gone", [False, True])
-def test_offsets_are_found_where_the_leader_has_died(pass_over_gone: bool) -> None:
+@pytest.mark.parametrize("skip_missing_partitions", [False, True])
+def test_offsets_are_found_where_the_leader_has_died(skip_missing_partitions: bool) -> None:
     """From apache/kafka #7660: endOffsets timed out after a leader had been killed."""
     world = TwoBrokers()
     assert world.call(list_offsets(world.cluster, {A0: LATEST}))[A0].offset == END
     world.kill(1)
     before_ms = world.runtime.now_ms
-    found = world.call(list_offsets(world.cluster, {A0: LATEST}, pass_over_gone=pass_over_gone))
+    found = world.call(list_offsets(world.cluster, {A0: LATEST}, skip_missing_partitions=skip_missing_partitions))
     assert found[A0].offset == END
     assert world.runtime.now_ms - before_ms < world.config.default_api_timeout_ms / 10

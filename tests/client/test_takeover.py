@@ -20,7 +20,7 @@ from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartit
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.io.processes import own_name
+from kohort.io.processes import own_identity
 from tests.support.waiting import until
 
 PARTITIONS = 4
@@ -177,7 +177,7 @@ def test_what_a_killed_process_held_is_taken_over_long_before_its_session_ends(
         assert survivor.lapses == 0
 
 
-@pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
+@pytest.mark.skipif(not own_identity(), reason="processes have no names here: /proc is needed")
 def test_what_a_killed_process_of_this_machine_held_is_taken_over_before_its_lease_ends(protocol: str) -> None:
     settings = {"group_id": "g", "group_protocol": protocol, "session_timeout_ms": SESSION_MS}
     config = {

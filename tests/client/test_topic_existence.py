@@ -59,11 +59,11 @@ def test_offsets_of_what_is_gone_are_left_out_and_not_waited_for() -> None:
     world = VirtualCluster(topics={"a": 1, "b": 1})
     world.handlers["ListOffsets"] = answer([])
     wanted = {A0: LATEST, B0: LATEST}
-    assert set(world.call(list_offsets(world.cluster, wanted, pass_over_gone=True))) == {A0, B0}
+    assert set(world.call(list_offsets(world.cluster, wanted, skip_missing_partitions=True))) == {A0, B0}
     world.handlers["ListOffsets"] = answer([ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
     del world.topics["b"]
     before = world.runtime.now_ms
-    assert set(world.call(list_offsets(world.cluster, wanted, pass_over_gone=True))) == {A0}
+    assert set(world.call(list_offsets(world.cluster, wanted, skip_missing_partitions=True))) == {A0}
     assert world.runtime.now_ms - before < world.config.default_api_timeout_ms / 10
 
 

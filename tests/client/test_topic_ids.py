@@ -126,9 +126,9 @@ def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partit
     assert log.poll()
     log.core.partitions.forget_position(A0, None)
     log.core.partitions.withhold({"a"})
-    assert log.core.partitions.without_position() == []
+    assert log.core.partitions.partitions_without_position() == []
     log.core.partitions.withhold(set())
-    assert A0 in log.core.partitions.without_position()
+    assert A0 in log.core.partitions.partitions_without_position()
 
 
 @pytest.mark.kohort_broker({"group.initial.rebalance.delay.ms": 0})

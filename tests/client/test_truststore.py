@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kohort.broker.security.settings import SecurityConfig
-from kohort.client.net.security import jaas_options, sasl_mechanism, tls_context
+from kohort.client.net.security import parse_jaas_options, sasl_mechanism, tls_context
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.errors import InvalidInputError
 from kohort.settings.config import from_properties
@@ -113,7 +113,7 @@ JAVAS = "org.apache.kafka.common.security.scram.ScramLoginModule"
     ],
 )
 def test_a_login_is_read_as_javas_clients_write_it(text: str) -> None:
-    options = jaas_options(text)
+    options = parse_jaas_options(text)
     assert (options["username"], options["password"]) == ("alice", 'a"b\\c d')
     config = client_config(
         ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": text}
@@ -126,11 +126,11 @@ def test_a_login_may_have_every_character_of_a_connection_string_in_either_quote
     password = "Endpoint=sb://ns.servicebus.windows.net/;SharedAccessKeyName=k;SharedAccessKey=a'c/+="
     for quote in ('"', "'"):
         written = password.replace(quote, f"\\{quote}")
-        found = jaas_options(
+        found = parse_jaas_options(
             f"{JAVAS} required username={quote}$ConnectionString{quote} password={quote}{written}{quote};"
         )
         assert found == {"username": "$ConnectionString", "password": password}
-    assert jaas_options(f"{JAVAS} required a='\\n\\t\\q\\8\\0';")["a"] == "\n\tq8\0"
+    assert parse_jaas_options(f"{JAVAS} required a='\\n\\t\\q\\8\\0';")["a"] == "\n\tq8\0"
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_a_login_may_have_every_character_of_a_connection_string_in_either_quote
 def test_a_login_that_java_can_not_read_is_refused_and_not_cut_off(options: str, after: str) -> None:
     """From kafka-gitops #43: a quote within a password ended it, and the login failed with the rest of it."""
     with pytest.raises(InvalidInputError, match=f"{after}.* must be in double or single quotes") as caught:
-        jaas_options(f"{JAVAS} required {options};")
+        parse_jaas_options(f"{JAVAS} required {options};")
     assert "sec" not in caught.value.message
 
 
@@ -159,7 +159,7 @@ def test_a_login_that_java_can_not_read_is_refused_and_not_cut_off(options: str,
     ids=["comments", "lines"],
 )
 def test_a_login_over_lines_and_with_comments_is_read_as_java_reads_it(text: str) -> None:
-    assert jaas_options(text.format(JAVAS)) == {"username": "a", "password": "b"}
+    assert parse_jaas_options(text.format(JAVAS)) == {"username": "a", "password": "b"}
 
 
 def test_no_secret_is_in_the_repr_of_a_configuration() -> None:
@@ -177,7 +177,7 @@ def test_no_secret_is_in_the_repr_of_a_configuration() -> None:
 
 
 def test_slashes_of_a_password_are_no_comment() -> None:
-    options = jaas_options(f"{JAVAS} required username=a password='sb://x/*y*/' other=a//b;")
+    options = parse_jaas_options(f"{JAVAS} required username=a password='sb://x/*y*/' other=a//b;")
     assert options == {"username": "a", "password": "sb://x/*y*/", "other": "a//b"}
 
 

@@ -50,7 +50,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
     peers = Peers(service, me)
 
     def report() -> None:
-        peers.watch_placed()
+        peers.watch_candidates()
         placement = service.placement
         if placement is not None:
             owners, incarnations = placement.owners, [candidate.incarnation for candidate in placement.candidates]

@@ -7,16 +7,16 @@ from uuid import UUID
 
 import pytest
 
-from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Authors, Fence, is_fence, read_fence
+from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Fence, JournalProducers, is_fence, read_fence
 from kohort.errors import CorruptDataError
 from kohort.groups.records import GenerationStarted
-from kohort.journal.codec import GroupRecordReader, append_started, encode, group_of
+from kohort.journal.codec import GroupRecordReader, append_started_record, encode, group_of
 from kohort.wire.batch import BatchRecord, build_batch, parse_header
 
 FENCE = Fence(7, 3, 101, "in", "127.0.0.1", 19101, 50, UUID(int=5))
 
 
-def _saw(authors: Authors, producer_id: int, epoch: int, offset: int) -> None:
+def _saw(authors: JournalProducers, producer_id: int, epoch: int, offset: int) -> None:
     facts = {"producer_id": producer_id, "producer_epoch": epoch, "base_offset": offset}
     authors.record_batch(parse_header(build_batch([BatchRecord(0, 0, b"k", b"v")], **facts)))  # type: ignore[arg-type]
 
@@ -29,7 +29,7 @@ def test_a_fence_is_read_as_it_was_written() -> None:
     assert GroupRecordReader().read(key, value) is None
 
 
-@pytest.mark.parametrize("key", [encode(GenerationStarted("g", 1))[0], append_started(3)[0]])
+@pytest.mark.parametrize("key", [encode(GenerationStarted("g", 1))[0], append_started_record(3)[0]])
 def test_other_records_are_no_fences(key: bytes) -> None:
     assert not is_fence(key)
 
@@ -41,24 +41,24 @@ def test_a_fence_that_cannot_be_read_is_an_error(value: bytes | None) -> None:
 
 
 def test_a_fence_covers_its_epoch_and_those_before_it() -> None:
-    authors = Authors()
+    authors = JournalProducers()
     for epoch, offset in ((1, 10), (3, 20), (4, 30)):
         _saw(authors, 7, epoch, offset)
     _saw(authors, -1, -1, 40)
     authors.record_fence(FENCE)
-    assert authors.unfenced() == {(7, 4): 30, (-1, -1): 40}
+    assert authors.producers_without_fence() == {(7, 4): 30, (-1, -1): 40}
 
 
 def test_the_first_fence_of_all_covers_nobody() -> None:
-    authors = Authors()
+    authors = JournalProducers()
     _saw(authors, -1, -1, 0)
     authors.record_fence(replace(FENCE, producer_id=FIRST, epoch=EPOCH_LAST))
-    assert authors.unfenced() == {(-1, -1): 0}
+    assert authors.producers_without_fence() == {(-1, -1): 0}
     assert authors.newest is None
 
 
 def test_who_might_write_on_is_everybody_but_the_own_id_and_those_that_were_fenced_for_good() -> None:
-    authors = Authors()
+    authors = JournalProducers()
     for producer_id, epoch in ((FIRST, 0), (5, 9), (6, EPOCH_LAST), (7, 3), (8, 0)):
         authors.record_fence(replace(FENCE, producer_id=producer_id, epoch=epoch))
     assert [fence.producer_id for fence in authors.fences_that_may_write(7)] == [5, 8]

@@ -16,8 +16,8 @@ from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS, OFFSETS, OWNERS
 from kohort.cluster.zookeeper.service import WriteGuard, ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
 from kohort.errors import KafkaError
-from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
-from kohort.groups.events import OwnersMissing, ShowPushGroups
+from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
+from kohort.groups.events import OwnerNodesDeleted, ShowPushGroups
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper
@@ -36,23 +36,23 @@ class Shards:
     """
 
     def __init__(self) -> None:
-        self.shown: dict[str, ShownPushGroup] = {}
-        self.reported: list[OwnersMissing] = []
+        self.shown: dict[str, MirroredPushGroup] = {}
+        self.reported: list[OwnerNodesDeleted] = []
         self.asked: list[bool] = []
         self.silent = False
-        self._before: dict[str, ShownPushGroup] | None = None
+        self._before: dict[str, MirroredPushGroup] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([SimpleNamespace(index=0, loaded=True, has_unshown=self._before != self.shown)])
+        return iter([SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=self._before != self.shown)])
 
     def load(self) -> None:
         """The shard is loaded anew."""
         self._before = None
 
-    def index_of(self, group: str) -> int:
+    def shard_index_of(self, group: str) -> int:
         return 0
 
-    def ask_at(self, index: int, event: ShowPushGroups, answer: Callable[[ShowPushGroupsReply], None]) -> None:
+    def ask_shard(self, index: int, event: ShowPushGroups, answer: Callable[[ShowPushGroupsReply], None]) -> None:
         self.asked.append(event.whole)
         before, self._before = self._before, dict(self.shown)
         if self.silent:
@@ -63,14 +63,14 @@ class Shards:
         changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
         answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
-    def queue_event(self, group: str, event: OwnersMissing) -> None:
+    def queue_event(self, group: str, event: OwnerNodesDeleted) -> None:
         self.reported.append(event)
 
     def show(self, offset: int, owner: str = "a-0", *, group: str = "g", **more: bool) -> None:
         record = OffsetCommitted(group, *PART, offset, -1, "", 0)
         owners = {PART: owner} if owner else {}
         said = {"settled": True, "loaded": True} | more
-        self.shown[group] = ShownPushGroup(group, owners=owners, offsets={PART: record}, **said)
+        self.shown[group] = MirroredPushGroup(group, owners=owners, offsets={PART: record}, **said)
 
 
 class Mirrors:
@@ -260,7 +260,7 @@ def test_deleted_owners_are_logged_once_and_written_after_the_rebalance(zookeepe
         for group in ("g", "new", "late"):
             shards.show(1, group=group)
         await after.update_zookeeper()
-        assert shards.reported == [OwnersMissing("g", (PART,))]
+        assert shards.reported == [OwnerNodesDeleted("g", (PART,))]
         shards.show(1, settled=False)
         await after.update_zookeeper()
         assert mirrors.look.exists(mirrors.root + OWNER) is None, "it is written when the rebalance is done"
@@ -295,7 +295,7 @@ def test_owners_that_were_deleted_are_found_once_a_minute(zookeeper: ZooKeeper) 
             assert not shards.reported, "the minute is not over"
             clock[0] += 1
             await mirror.update_zookeeper()
-            assert shards.reported == [OwnersMissing("g", (PART,))]
+            assert shards.reported == [OwnerNodesDeleted("g", (PART,))]
             clock[0] += 2 * OWNERS_LOOK_S
             shards.show(1, settled=False)
             await mirror.update_zookeeper()
@@ -325,7 +325,7 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
 
         shards.show(1)
         await mirror.update_zookeeper()
-        assert shards.reported == [OwnersMissing("g", (PART,))], "of a first look, none is registered"
+        assert shards.reported == [OwnerNodesDeleted("g", (PART,))], "of a first look, none is registered"
         await mirror.update_zookeeper()  # the rebalance is done
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         for _ in range(3):
@@ -510,7 +510,7 @@ def test_multis_are_cut_by_bytes(zookeeper: ZooKeeper) -> None:
         _, mirror, shards = await mirrors.enter(1)
         names = [f"{number:0240}" for number in range(3_000)]
         records = {(name, 0): OffsetCommitted("g", name, 0, 4, -1, "", 0) for name in names}
-        shards.shown["g"] = ShownPushGroup("g", True, {}, records, loaded=True)
+        shards.shown["g"] = MirroredPushGroup("g", True, {}, records, loaded=True)
         await mirror.update_zookeeper()
         assert set(mirrors.look.get_children(f"{mirrors.root}{OFFSETS}/g")) == set(names)
         assert mirror.meter.multis > 3
@@ -531,7 +531,7 @@ def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
         mirror = GroupMirror(service, SimpleNamespace())  # type: ignore[arg-type]
         watching = asyncio.create_task(mirror.watch())
         await asyncio.sleep(0.01)
-        mirror.run_soon()
+        mirror.request_early_run()
         watching.cancel()
         await asyncio.wait([watching], timeout=5)
         assert watching.cancelled()

@@ -12,7 +12,7 @@ import pytest
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal import term as journal_term
 from kohort.cluster.journal import term as journal_writing
-from kohort.cluster.journal.fences import EPOCH_LAST, Authors
+from kohort.cluster.journal.fences import EPOCH_LAST, JournalProducers
 from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.term import (
     APPEND_EVERY_MS,
@@ -253,11 +253,11 @@ def test_only_what_is_taken_away_may_be_several_batches(
 
 
 def test_groups_may_not_write_more_than_fits() -> None:
-    config = kafka_journal.within_journal_limits(GroupConfig(group_record_bytes_max=200 << 20))
+    config = kafka_journal.cap_to_journal_limits(GroupConfig(group_record_bytes_max=200 << 20))
     assert (config.group_record_bytes_max, config.commit_bytes_max) == (16 << 20, 16 << 20)
     assert config.commit_bytes_max + kafka_journal.GATHERED_BYTES_MAX < kafka_journal.BATCH_BYTES_MAX
     small = GroupConfig(group_record_bytes_max=1024, commit_bytes_max=2 << 20)
-    assert kafka_journal.within_journal_limits(small) == small
+    assert kafka_journal.cap_to_journal_limits(small) == small
 
 
 def test_nobody_hears_of_a_term_that_was_closed(partition: FakePartition, holder: VirtualHolder) -> None:
@@ -452,7 +452,7 @@ async def _hasty(self: JournalTerm) -> None:
     identity = await new_epoch(self._place)
     reading = journal_term.JournalReading(self._place)
     while (view := await reading.fetch()) is not None:
-        await self._handover.queue_response(view)
+        await self._handover.queue_for_decoding(view)
     await self._handover.wait_decoded()
     writer = JournalWriter(self._place, identity)
     writer.expected = 1 + await self._write_fence(writer, identity.producer_id)
@@ -529,7 +529,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
         the_epoch_is_renewed_with_a_fence_of_its_own,
     ),
     "fences the newest producer id only": (
-        Authors,
+        JournalProducers,
         "fences_that_may_write",
         lambda self, own: [entry for entry in [self.newest] if entry is not None and entry.producer_id != own],
         a_fence_that_was_left_out_is_made_up_for,

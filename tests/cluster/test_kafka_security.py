@@ -13,7 +13,7 @@ import pytest
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.cluster import kafka_authorizer
-from kohort.cluster.kafka_authorizer import security_of, watch_security
+from kohort.cluster.kafka_authorizer import poll_security, security_evidence
 from kohort.errors import InvalidInputError, TimedOutError
 from tests.cluster.running import CoordinatorProcess
 from tests.cluster.test_coordinator import status
@@ -74,13 +74,13 @@ def test_rules_that_the_coordinator_may_not_list_are_a_sign(secured: SecuredKafk
         plain = client_config(ConnectionConfig, address, {})
         try:
             assert config.security_protocol == "SASL_PLAINTEXT"
-            sign = await security_of(bob, plain)
+            sign = await security_evidence(bob, plain)
             assert sign is not None and "CLUSTER_AUTHORIZATION_FAILED" in sign
         finally:
             await bob.close()
         anyone, config = as_client(apache_kafka.bootstrap_servers)
         try:
-            assert await security_of(anyone, config) is None
+            assert await security_evidence(anyone, config) is None
         finally:
             await anyone.close()
 
@@ -92,7 +92,7 @@ def test_no_answer_is_no_permission() -> None:
         client, config = as_client("127.0.0.1:1")
         try:
             with pytest.raises(TimedOutError):
-                await security_of(client, config)
+                await security_evidence(client, config)
         finally:
             await client.close()
 
@@ -109,7 +109,7 @@ def test_a_kafka_that_becomes_secured_ends_the_watch(secured: SecuredKafka, monk
         client, config = as_client(secured.bootstrap_servers)
         try:
             with pytest.raises(InvalidInputError, match="is secured"):
-                await watch_security(client, config)
+                await poll_security(client, config)
         finally:
             await client.close()
 

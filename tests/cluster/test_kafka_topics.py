@@ -32,7 +32,7 @@ class Hearing(GroupShards):
         super().__init__(lambda: 0, lambda index, term: pytest.fail("no shard begins here"))
         self.heard: list[Event] = []
 
-    def queue_for_all(self, event: Event) -> None:
+    def queue_for_all_shards(self, event: Event) -> None:
         self.heard.append(event)
 
     @property
@@ -114,10 +114,10 @@ def test_positions_of_topics_that_are_not_there_are_looked_for(servers: str) -> 
             (await admin.create_topics([NewTopic(there, 1)])).all()
             await polled_until(topics, lambda: there in topics.by_name)
             known, earlier = topics.by_name[there].id, uuid.uuid4()
-            topics.find_deleted(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
+            topics.find_deleted_topics(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
             await polled_until(topics, lambda: gone in groups.deleted)
             assert groups.deleted == [gone]
-            topics.find_deleted(LookForTopics({there: frozenset({known, earlier})}))
+            topics.find_deleted_topics(LookForTopics({there: frozenset({known, earlier})}))
             await polled_until(topics, lambda: there in groups.deleted)
             assert topics.by_name[there].id == known
 
@@ -208,9 +208,9 @@ def test_watch_continues_when_the_cluster_returns(tmp_path: Path, caplog: pytest
             async with asyncio.timeout(WAIT_S):
                 await until(lambda: "metadata of Kafka's topics cannot be refreshed" in caplog.text)
                 with Broker(tmp_path, listen=f"127.0.0.1:{port}"):
-                    await until(lambda: topics.poll_soon() or topics.polls > 0)
+                    await until(lambda: topics.poll_topics_now() or topics.polls > 0)
                     await until(lambda: "metadata of Kafka's topics can be refreshed again" in caplog.text)
-                    topics.poll_soon()
+                    topics.poll_topics_now()
                     watching.cancel()  # in the same turn of the loop: it is not lost by that
                     await asyncio.wait([watching], timeout=ENDS_S)
                     assert watching.cancelled()

@@ -28,7 +28,7 @@ from kohort.cluster.other_clients import (
     Refusals,
 )
 from kohort.errors import ErrorCode, NotFoundError
-from kohort.io.java import java_path, log_settings
+from kohort.io.java import java_path, log4j_properties
 from kohort.wire.discovery import CreateTopicsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest, JoinGroupRequest, ListGroupsRequest
 from kohort.wire.offsets import OffsetCommitRequest, OffsetFetchRequest
@@ -81,7 +81,7 @@ def java_attempts() -> list[str]:
     if not (classes / "JavaAttempts.class").exists():
         classes.mkdir(parents=True, exist_ok=True)
         build([compiler, "-d", str(classes), "-cp", f"{jars}/*", str(source)], PROGRAMS, "javac")
-    (classes / "log4j2.properties").write_text(log_settings("info"))
+    (classes / "log4j2.properties").write_text(log4j_properties("info"))
     return [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{classes}:{jars}/*", "JavaAttempts"]
 
 
@@ -165,7 +165,7 @@ class RefusedRequest:
         self.parts = None
         self.key, self.version, self.api, self.client_id = 3, 12, "Metadata", client_id
         self.message = MetadataRequest(topics=[MetadataRequest.MetadataRequestTopic(name="flights")])
-        self.client = SimpleNamespace(number=number, host=host, software=("sarama", "1"), is_own=False)
+        self.client = SimpleNamespace(number=number, host=host, software=("sarama", "1"), is_kohort_client=False)
         self.connection = SimpleNamespace(name=f"{host}:{number}")
         self.answers: list[Any] = []
         self.reply = self.answers.append
@@ -260,7 +260,7 @@ def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHo
     rules = SimpleNamespace(is_stale=True)
     refusals = Refusals(host, cast("Any", rules))
     request = cast("Any", RefusedRequest(1))
-    request.client.is_own, request.client.repeated = True, {}
+    request.client.is_kohort_client, request.client.repeated = True, {}
     served: list[Any] = []
     connection = cast("Any", SimpleNamespace(client=request.client))
     metrics = SimpleNamespace(apis={})

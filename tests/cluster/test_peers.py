@@ -95,7 +95,7 @@ def test_host_that_is_no_name_ends_no_watch(host: str, monkeypatch: pytest.Monke
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         two, three = Candidate(2, "two", host, 1), Candidate(3, "three", "127.0.0.1", other.port)
         service.name(two, three)
-        watching.watch_placed()
+        watching.watch_candidates()
         await until(lambda: other.frames, "a first question")
         assert not watching._watched[two].done()
         assert not service.suspected
@@ -109,7 +109,7 @@ def test_end_and_refusal_is_suspicion() -> None:
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         two = Candidate(2, "two", "127.0.0.1", other.port)
         service.name(two)
-        watching.watch_placed()
+        watching.watch_candidates()
         assert watching.watched == {2}
         await until(lambda: other.frames, "a first question")
         header, _ = decode_request_header(other.frames[0])
@@ -129,7 +129,7 @@ def test_where_clients_log_in_a_connection_is_renewed_before_the_peer_closes_it(
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.watch_placed()
+        watching.watch_candidates()
         await until(lambda: len(other.open) >= 3, "a third connection")
         await until(lambda: other.open[0].is_closing() and other.open[1].is_closing(), "the end of the first two")
         assert not other.frames
@@ -148,14 +148,14 @@ def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch)
         took: list[float] = []
         for turn in range(4):
             service.name(two)
-            watching.watch_placed()
+            watching.watch_candidates()
             await until(lambda: other.open, "a connection")
             other.end()
             ended = loop.time()
             await until(lambda turn=turn: len(service.suspected) > turn, "a suspicion")
             took.append(loop.time() - ended)
             service.name()
-            watching.watch_placed()
+            watching.watch_candidates()
             assert not watching.watched
             await other.begin()
         for least, after in zip((0.2, 0.4, 0.8), took[1:], strict=True):
@@ -174,7 +174,7 @@ def test_refused_from_the_start() -> None:
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         other.end()
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.watch_placed()
+        watching.watch_candidates()
         await until(lambda: service.suspected, "a suspicion")
 
     run(story)
@@ -193,7 +193,7 @@ def test_a_short_pause_is_no_suspicion(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.watch_placed()
+        watching.watch_candidates()
         await until(lambda: len(tries) > 20, "many tries")
         assert not service.suspected
 
@@ -215,7 +215,7 @@ def test_closed_in_the_turn_in_which_a_connection_is_made(monkeypatch: pytest.Mo
 
     async def story(service: Listed, watching: Peers, other: Other) -> None:
         service.name(Candidate(2, "two", "127.0.0.1", other.port))
-        watching.watch_placed()
+        watching.watch_candidates()
         await until(lambda: made, "a connection")
         answers.set()
         async with asyncio.timeout(5):

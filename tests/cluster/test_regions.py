@@ -10,7 +10,7 @@ import pytest
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.errors import InvalidInputError
 from kohort.region import Region
-from kohort.region.region_topic import make_or_check
+from kohort.region.region_topic import ensure_regions_topic
 from tests.broker.storeless import TOPIC, Coordinators
 
 
@@ -32,7 +32,7 @@ def test_a_region_is_refused_before_anything_is_made(coordinators: Coordinators)
     finally:
         region.close()
     with pytest.raises(InvalidInputError):
-        make_or_check(coordinators.address(), {})
+        ensure_regions_topic(coordinators.address(), {})
 
 
 def test_offsets_in_transactions_are_not_offered() -> None:

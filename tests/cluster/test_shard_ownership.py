@@ -94,10 +94,10 @@ class Host(GroupHost):
     def _no_journal(index: int) -> Iterator[None]:
         raise AssertionError(index)
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         self.ownership.loaded(index)
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         self.ownership.record_ended_shard(index, error)
 
     def here(self) -> list[int]:
@@ -112,7 +112,7 @@ class Host(GroupHost):
         """Have a shard append something; gives what it says."""
         answer: asyncio.Future[object] = self.loop.create_future()
         event = OffsetCommit(self.next_request_id(), f"g{index}", "", -1, (OffsetToCommit("t", 0, 5, -1, ""),))
-        self.groups.ask_at(index, event, answer.set_result)
+        self.groups.ask_shard(index, event, answer.set_result)
         value = await asyncio.wait_for(answer, WAIT_S)
         return value if isinstance(value, ErrorCode) else ErrorCode.NONE
 
@@ -123,7 +123,7 @@ def run(folder: Path, test: Callable[[Host], Awaitable[None]]) -> None:
         try:
             await asyncio.wait_for(test(host), WAIT_S)
         finally:
-            host.stop_waiting()
+            host.answer_waiting_requests()
             host.ownership.close()
             host.close()
             for earlier in host.logs:
@@ -141,12 +141,12 @@ def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
         host.ownership.begin(ME)
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         assert host.here() == [0, 2]
         assert await host.commit(1) is ErrorCode.NOT_COORDINATOR
         host.service.give(OTHER.id, ME.id, ME.id)
         host.ownership.follow()
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         assert host.here() == [1, 2]
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
 
@@ -162,7 +162,7 @@ async def give_one_away(host: Host) -> None:
     """Two shards are here; then the map gives the first of them to another."""
     host.service.give(ME.id, OTHER.id, ME.id)
     host.ownership.begin(ME)
-    await host.ownership.wait_settled()
+    await host.ownership.wait_until_shards_serve()
     host.service.give(OTHER.id, OTHER.id, ME.id)
     host.ownership.follow()
 
@@ -176,7 +176,7 @@ def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
         assert await host.commit(0) is ErrorCode.NONE, "nobody else serves it yet"
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        await host.ownership.handed_over()
+        await host.ownership.wait_handed_over()
         assert host.ownership.owned.keys() == {2} and host.here() == [2]
         assert "taken over" not in caplog.text and not host.ownership.fences, "that was the plan"
 
@@ -191,7 +191,7 @@ def test_who_gives_a_shard_away_waits_for_no_next_owner_for_ever(
 
     async def test(host: Host) -> None:
         await give_one_away(host)
-        await host.ownership.handed_over()
+        await host.ownership.wait_handed_over()
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         assert host.ownership.owned.keys() == {2} and host.here() == [2]
 
@@ -213,7 +213,7 @@ def test_who_gives_a_shard_away_does_not_take_it_back_when_something_fails(
         monkeypatch.setattr(LogJournal, "append", no_space)
         monkeypatch.setattr(LogJournal, "begin", begin)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
-        await host.ownership.handed_over()
+        await host.ownership.wait_handed_over()
         assert host.ownership.owned.keys() == {2} and not began
 
     run(tmp_path, test)
@@ -229,7 +229,7 @@ def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
             assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         host.service.give(ME.id, OTHER.id, ME.id)
         host.ownership.follow()
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         assert await host.commit(0) is ErrorCode.NONE
 
     run(tmp_path, test)
@@ -270,7 +270,7 @@ def test_a_coordination_service_that_says_nothing_any_more_takes_nothing(tmp_pat
     async def test(host: Host) -> None:
         host.service.give(ME.id, ME.id, ME.id)
         host.ownership.begin(ME)
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         host.service.placement = None
         host.ownership.follow()
         assert host.here() == [0, 1, 2]
@@ -286,7 +286,7 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
         host.ownership.begin(ME)
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         host.fence(0, 5)  # the shards here are in the terms 1 and 2; the next ones are 3, 4, 5, 6
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.here() == [0, 2])
@@ -304,7 +304,7 @@ def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
         host.ownership.begin(ME)
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.ownership.fences == {2: 1})
@@ -326,7 +326,7 @@ def test_who_was_fenced_goes_by_no_map_from_before(tmp_path: Path, owner: int) -
         service = host.service
         service.give(ME.id, OTHER.id, ME.id)
         host.ownership.begin(ME)
-        await host.ownership.wait_settled()
+        await host.ownership.wait_until_shards_serve()
         service.reached.clear()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR

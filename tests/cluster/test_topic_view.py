@@ -34,12 +34,12 @@ class Asked:
         self, node: int, *topics: TopicAnswer, by_name: Iterable[TopicAnswer] | None = None, alone: bool = False
     ) -> tuple[str, ...]:
         """A list of one node; what it leaves out is unknown to it by name too, unless `by_name` says otherwise."""
-        self.answers.merge_list(node, topics, alone=alone)
+        self.answers.merge_topic_list(node, topics, alone=alone)
         names = self.answers.topics_to_request()
         if by_name is None:
             by_name = [TopicAnswer(name, error=UNKNOWN) for name in names]
-        self.answers.merge_answers(node, [answers for answers in by_name if answers.name in names], alone=alone)
-        deleted = self.answers.take_deleted()
+        self.answers.merge_topic_answers(node, [answers for answers in by_name if answers.name in names], alone=alone)
+        deleted = self.answers.take_deleted_topics()
         self.deleted += deleted
         return deleted
 
@@ -199,7 +199,7 @@ def test_racks_of_brokers_that_are_down_stay() -> None:
 @pytest.mark.parametrize("recorded", [OLD, NO_TOPIC_ID])
 def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recorded: TopicId) -> None:
     asked = Asked()
-    asked.answers.find_deleted({"t": [recorded]})
+    asked.answers.find_deleted_topics({"t": [recorded]})
     assert asked.poll(A) == ()
     assert asked.poll(A) == ()
     assert asked.poll(B) == ("t",)
@@ -209,7 +209,7 @@ def test_positions_of_a_topic_that_is_not_there_go_when_two_brokers_say_so(recor
 
 def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
     asked = Asked()
-    asked.answers.find_deleted({"t": [OLD]})
+    asked.answers.find_deleted_topics({"t": [OLD]})
     asked.poll(A)
     asked.poll(B, topic())
     asked.poll(A, topic())
@@ -220,7 +220,7 @@ def test_positions_of_a_topic_that_a_list_left_out_stay() -> None:
 def test_positions_of_an_earlier_topic_go_when_two_brokers_name_the_later_one() -> None:
     asked = Asked()
     asked.poll(A, topic(topic_id=NEW))
-    asked.answers.find_deleted({"t": [OLD]})
+    asked.answers.find_deleted_topics({"t": [OLD]})
     assert asked.poll(A, topic(topic_id=NEW)) == ()
     assert asked.poll(B, topic(topic_id=NEW)) == ("t",)
     assert asked.id_of() == NEW
@@ -230,7 +230,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
     """This process has heard from a broker that lags; another one took commits of the topic that was made again."""
     asked = Asked()
     asked.poll(A, topic(topic_id=OLD))
-    asked.answers.find_deleted({"t": [NEW]})
+    asked.answers.find_deleted_topics({"t": [NEW]})
     asked.poll(B, topic(topic_id=NEW))
     assert asked.poll(A, topic(topic_id=NEW)) == ("t",)  # what names the newer id stays, see `TopicsDeleted`
     assert asked.id_of() == NEW
@@ -238,7 +238,7 @@ def test_positions_of_a_later_topic_than_is_known_here_make_it_known() -> None:
 
 def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
     asked = Asked()
-    asked.answers.find_deleted({"t": [NO_TOPIC_ID]})
+    asked.answers.find_deleted_topics({"t": [NO_TOPIC_ID]})
     asked.poll(A, topic())
     asked.poll(B, topic())
     assert asked.deleted == []
@@ -247,34 +247,34 @@ def test_positions_without_an_id_stay_with_a_topic_that_is_there() -> None:
 def test_very_many_names_take_turns_each_asked_of_two_brokers() -> None:
     asked = Asked()
     names = [f"t{number:05}" for number in range(2 * ASKED_MAX + 1)]
-    asked.answers.find_deleted({name: [OLD] for name in names})
+    asked.answers.find_deleted_topics({name: [OLD] for name in names})
     for turn in range(8):
-        asked.answers.merge_list(turn % 2, [], alone=False)
+        asked.answers.merge_topic_list(turn % 2, [], alone=False)
         wanted = asked.answers.topics_to_request()
         assert len(wanted) <= ASKED_MAX
-        asked.answers.merge_answers(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
-        asked.deleted += asked.answers.take_deleted()
+        asked.answers.merge_topic_answers(turn % 2, [TopicAnswer(name, error=UNKNOWN) for name in wanted], alone=False)
+        asked.deleted += asked.answers.take_deleted_topics()
     assert sorted(asked.deleted) == names
 
 
 class ListsAreWhole(TopicView):
     """A planted fault: what a list leaves out is deleted."""
 
-    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_topic_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         answers = list(topics)
         left_out = self.by_name.keys() - {entry.name for entry in answers}
-        super().merge_list(node, answers, alone=alone)
-        self.merge_answers(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
-        self.merge_answers(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
+        super().merge_topic_list(node, answers, alone=alone)
+        self.merge_topic_answers(A, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
+        self.merge_topic_answers(B, [TopicAnswer(name, error=UNKNOWN) for name in left_out], alone=alone)
 
 
 class OneIsEnough(TopicView):
     """A planted fault: what one broker says counts, as if another had said it before."""
 
-    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_topic_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         answers = list(topics)
-        super().merge_list(-node, answers, alone=alone)
-        super().merge_list(node, answers, alone=alone)
+        super().merge_topic_list(-node, answers, alone=alone)
+        super().merge_topic_list(node, answers, alone=alone)
 
 
 def left_out_once(asked: Asked) -> None:

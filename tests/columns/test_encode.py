@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kohort.columns import COMPILED, DecodeOptions, RecordSet, decode, reference_encode
 from kohort.columns.encode import ColumnNames, encode_arrow, murmur2, partition_for_key, restamp
 from kohort.errors import InvalidInputError
-from kohort.wire.batch import crc_ok, parse_header
+from kohort.wire.batch import has_valid_crc, parse_header
 from kohort.wire.compression import CODECS
 from tests.support.long_runs import examples
 
@@ -48,7 +48,7 @@ def test_records_one_by_one(
     assert all(entry == sealed[0] for entry in sealed)
     taken, batch = sealed[0]
     header = parse_header(batch)
-    assert crc_ok(batch, header)
+    assert has_valid_crc(batch, header)
     assert (header.producer_id, header.producer_epoch, header.base_sequence, header.is_transactional) == (
         5,
         2,
@@ -142,7 +142,7 @@ def test_restamp() -> None:
     batch = chunk.seal(0, None, 1, 0, 5, False)
     restamp(batch, 8, 3, 0)
     header = parse_header(batch)
-    assert crc_ok(batch, header)
+    assert has_valid_crc(batch, header)
     assert (header.producer_id, header.producer_epoch, header.base_sequence) == (8, 3, 0)
 
 

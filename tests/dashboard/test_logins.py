@@ -243,7 +243,7 @@ def test_tries_are_limited_and_allowed_again_with_time(closed: Dashboard, clock:
 
 
 def test_tries_at_a_user_are_limited_from_all_addresses(users: Path, clock: Clock) -> None:
-    tries = logins.FailedTries(clock)
+    tries = logins.FailedLoginLimits(clock)
     for number in range(logins.USER_TRIES):
         tries.check(f"192.0.2.{number}", "alice")
         tries.count_failure(f"192.0.2.{number}", "alice")
@@ -272,7 +272,7 @@ def test_addresses_of_loopback_are_counted_as_one(users: Path, clock: Clock) -> 
 
 
 def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock) -> None:
-    tries = logins.FailedTries(clock)
+    tries = logins.FailedLoginLimits(clock)
     for number in range(logins.ADDRESS_TRIES):
         tries.count_failure("::ffff:192.0.2.1", f"u{number}")
     for address in ("::ffff:192.0.2.1", "192.0.2.1"):
@@ -325,7 +325,7 @@ def test_known_addresses_are_bounded(users: Path, clock: Clock, monkeypatch: pyt
 
 def test_failures_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
     monkeypatch.setattr(logins, "TRACKED_MAX", 10)
-    tries = logins.FailedTries(clock)
+    tries = logins.FailedLoginLimits(clock)
     for number in range(1000):
         tries.count_failure(f"10.0.{number // 250}.{number % 250}", f"u{number}")
     assert len(tries._free_at_s) == 10

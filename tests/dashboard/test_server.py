@@ -414,13 +414,13 @@ def test_answer_is_kept_for_a_while_also_a_failure() -> None:
             raise RetriableError("away")
         return {"number": len(calls)}
 
-    assert [kept.cached_or_made("a", make) for _ in range(3)] == [{"number": 1}] * 3
+    assert [kept.cached_answer("a", make) for _ in range(3)] == [{"number": 1}] * 3
     now[0] += cluster_lookups.ANSWER_KEPT_S
     for _ in range(2):
         with pytest.raises(KafkaError, match="away"):
-            kept.cached_or_made("a", make)
+            kept.cached_answer("a", make)
     now[0] += cluster_lookups.ANSWER_KEPT_S
-    assert kept.cached_or_made("a", make) == {"number": 3}
+    assert kept.cached_answer("a", make) == {"number": 3}
     assert len(calls) == 3
 
 
@@ -429,13 +429,13 @@ def test_look_ups_are_bounded_by_number_and_allowed_again_with_time(monkeypatch:
     now = [0.0]
     kept = AnswerCache(lambda: now[0])
     for name in ("a", "b", "a", "b"):
-        assert kept.cached_or_made(name, dict) == {}
+        assert kept.cached_answer(name, dict) == {}
     with pytest.raises(BusyError, match="try again"):
-        kept.cached_or_made("c", dict)
+        kept.cached_answer("c", dict)
     now[0] += 1 / cluster_lookups.LOOKUPS_PER_S
-    assert kept.cached_or_made("c", dict) == {}
+    assert kept.cached_answer("c", dict) == {}
     with pytest.raises(BusyError):
-        kept.cached_or_made("d", dict)
+        kept.cached_answer("d", dict)
 
 
 def test_name_whose_answer_fails_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -445,11 +445,11 @@ def test_name_whose_answer_fails_leaves_nothing_behind(monkeypatch: pytest.Monke
     kept = AnswerCache(lambda: 0.0)
     for number in range(10):
         with pytest.raises(ValueError, match="unforeseen"):
-            kept.cached_or_made(f"failing {number}", fail)
+            kept.cached_answer(f"failing {number}", fail)
     monkeypatch.setattr(cluster_lookups.LookupBudget, "spend", fail)
     with pytest.raises(ValueError, match="unforeseen"):
-        kept.cached_or_made("refused", dict)
-    assert kept.kept_names() == set()
+        kept.cached_answer("refused", dict)
+    assert kept.cached_names() == set()
 
 
 def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,6 +462,6 @@ def test_answers_that_are_kept_are_bounded(monkeypatch: pytest.MonkeyPatch) -> N
 
     kept = AnswerCache(lambda: 0.0)
     for number in (0, 1, 2, 3, 1, 0):
-        kept.cached_or_made(str(number), make)
+        kept.cached_answer(str(number), make)
     assert len(calls) == 5, "only the oldest was made again"
-    assert kept.kept_names() == {"2", "3", "0"}
+    assert kept.cached_names() == {"2", "3", "0"}

@@ -26,7 +26,7 @@ HOLDERS = {
     "_config",
     "_options",
     "config",
-    "first_config",
+    "first_mechanism_config",
     "group_config",
     "kept",
     "limits",

@@ -24,10 +24,10 @@ import crc32c
 from joserfc.jwk import KeySet
 
 from kohort import name_patterns
-from kohort.broker.acls import IMPLIES, AclIndex, AclRule, plain_address
+from kohort.broker.acls import IMPLIES, AclIndex, AclRule, normalized_address
 from kohort.broker.config.users import Users
 from kohort.broker.security.mechanisms import BearerExchange, LoginRefused, PlainExchange, ScramExchange
-from kohort.broker.security.principals import subject_name
+from kohort.broker.security.principals import certificate_subject
 from kohort.broker.security.settings import security_config
 from kohort.broker.security.tokens import TokenVerifier
 from kohort.columns import COMPILED, Decoded, DecodeOptions, RecordSet, reference
@@ -164,7 +164,7 @@ def _users() -> Users:
         users = Users(Path(folder))
         for number, name in ((1, "sha256"), (2, "sha512")):
             users.change((), [("alice", number, _ROUNDS, _SALT, _salted(name))])
-        users.made_up_credential("nobody", "SCRAM-SHA-256")  # reads the secret of made-up salts
+        users.decoy_credential("nobody", "SCRAM-SHA-256")  # reads the secret of made-up salts
         return users
 
 
@@ -177,7 +177,7 @@ def check_plain(data: bytes) -> str:
     """Only alice's password lets alice in."""
     exchange = PlainExchange({"alice": PASSWORD}, _users())
     try:
-        exchange.take_token(data)
+        exchange.process_token(data)
     except LoginRefused as error:
         return _words(error)
     if exchange.user != "alice" or data not in (b"\0alice\0secret", b"alice\0alice\0secret"):
@@ -195,7 +195,7 @@ def check_scram(data: bytes) -> str:
     first, _, last = data[1:].partition(b"\n")
     exchange = ScramExchange(mechanism, _users())
     try:
-        challenge = exchange.take_token(first)
+        challenge = exchange.process_token(first)
     except LoginRefused as error:
         return f"first: {_words(error)}"
     if exchange.user is not None:
@@ -209,7 +209,7 @@ def check_scram(data: bytes) -> str:
     proof_bytes = bytes(left ^ right for left, right in zip(key, signature, strict=True))
     answer = last.replace(b"@proof@", base64.b64encode(proof_bytes))
     try:
-        exchange.take_token(answer)
+        exchange.process_token(answer)
     except LoginRefused as error:
         return f"last: {_words(error)}"
     if b"@proof@" not in last or exchange.user != "alice" or nonce not in answer:
@@ -221,7 +221,7 @@ def check_bearer(data: bytes) -> str:
     """Only a token of the issuer lets alice in."""
     exchange = BearerExchange(_verifier())
     try:
-        answer = exchange.take_token(data)
+        answer = exchange.process_token(data)
     except LoginRefused as error:
         return _words(error)
     if answer:
@@ -271,13 +271,13 @@ def _compare_walks(data: bytes, header: Any) -> None:
         return
     compiled: Any = record_walk.compiled
     for rules in _WALK_RULES:
-        slow = record_walk.plain_walk(data, HEADER_SIZE, header, rules)
+        slow = record_walk.walk_records_in_python(data, HEADER_SIZE, header, rules)
         fast = compiled.walk_records(data, HEADER_SIZE, header, rules)
         same = fast[:2] == slow[:2] and list(fast[4] or ()) == [tuple(entry) for entry in slow[4] or ()]
         if not same or (slow[0] == 0 and fast[2:4] != slow[2:4]):
             raise Finding(f"the walks differ: compiled {fast}, plain {slow}")
     for timestamp, offset in ((0, 0), (2**62, 5), (-1, 1)):
-        slow_found = record_walk.plain_find(data, HEADER_SIZE, header, timestamp, offset)
+        slow_found = record_walk.find_record_in_python(data, HEADER_SIZE, header, timestamp, offset)
         fast_found = compiled.find_record(data, HEADER_SIZE, header, timestamp, offset)
         if slow_found != fast_found:
             raise Finding(f"the searches differ: compiled {fast_found}, plain {slow_found}")
@@ -418,8 +418,8 @@ def check_push(data: bytes) -> str:
         except WireError as error:
             outcomes.append(_words(error))
     try:
-        subscription = push.read_topic_count(data.decode("latin-1"))
-        if push.read_topic_count(push.write_topic_count(subscription)) != subscription:
+        subscription = push.parse_topic_count(data.decode("latin-1"))
+        if push.parse_topic_count(push.format_topic_count(subscription)) != subscription:
             raise Finding(f"{subscription!r} is another subscription after it was written")
         outcomes.append("a subscription")
     except WireError as error:
@@ -492,7 +492,7 @@ def _plainly_decided(rules: list[AclRule], principal: str, host: str, operation:
         rule
         for rule in named
         if rule.principal in (principal, "User:*")
-        and (rule.host == "*" or plain_address(rule.host) == plain_address(host))
+        and (rule.host == "*" or normalized_address(rule.host) == normalized_address(host))
     ]
     allowing = IMPLIES.get(AclOperation(operation)) or {AclOperation.ALL, operation}
     if any(rule.permission == AclPermission.DENY and rule.operation in (operation, 2) for rule in matching):
@@ -520,7 +520,7 @@ def check_pattern(data: bytes) -> str:
 def check_certificate(data: bytes) -> str:
     """A certificate has a subject, or is refused."""
     try:
-        subject_name(data)
+        certificate_subject(data)
     except ValueError as error:
         return _words(error)
     return "a subject"

@@ -113,7 +113,7 @@ def test_no_member_joins_a_group_without_a_place(
     join = way(trial)
     groups = trial.machine.context.ledger.groups
     before = members_of(groups.get("g"))
-    monkeypatch.setattr(admission, "member_place_error", no_place)
+    monkeypatch.setattr(admission, "group_full_error", no_place)
     join()
     assert members_of(groups.get("g")) <= before
 
@@ -122,7 +122,7 @@ def test_no_push_consumer_registers_without_a_place(monkeypatch: pytest.MonkeyPa
     trial = PushTrial()
     trial.set_topics(t=2)
     trial.consumer("a")
-    monkeypatch.setattr(admission, "member_place_error", no_place)
+    monkeypatch.setattr(admission, "group_full_error", no_place)
     assert trial.consumer("b").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     assert trial.consumer("c", group_id="other").error is ErrorCode.GROUP_MAX_SIZE_REACHED
     groups = trial.machine.context.ledger.groups
@@ -147,16 +147,16 @@ class WatchedContext(Context):
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch) -> list[ErrorCode]:
-    """The verdicts of `member_place_error`, as they are given."""
+    """The verdicts of `group_full_error`, as they are given."""
     given: list[ErrorCode] = []
-    real = admission.member_place_error
+    real = admission.group_full_error
 
     def noted(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
         error = real(limit, taken, has_place=has_place)
         given.append(error)
         return error
 
-    monkeypatch.setattr(admission, "member_place_error", noted)
+    monkeypatch.setattr(admission, "group_full_error", noted)
     return given
 
 

@@ -149,7 +149,7 @@ class ToyGroup(GroupMembership):
     def find_member(self, member_id: str) -> ToyMember | None:
         return self.heard.get(member_id)
 
-    def usual_interval_ms(self, step: Step) -> int:
+    def default_interval_ms(self, step: Step) -> int:
         return SESSION_MS // 3
 
     def member_session_ms(self, step: Step, member: ToyMember) -> int:

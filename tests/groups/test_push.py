@@ -9,7 +9,7 @@ import pytest
 
 from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
-from kohort.groups.effects import DividePartitions, FindOffsets, Meter, Rebalanced, ShownPushGroup, StartConsumer
+from kohort.groups.effects import DividePartitions, FindOffsets, Meter, MirroredPushGroup, Rebalanced, StartConsumer
 from kohort.groups.events import (
     Client,
     ConsumerAnswered,
@@ -21,7 +21,7 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetToCommit,
-    OwnersMissing,
+    OwnerNodesDeleted,
     PartitionsDivided,
     PushRequestKind,
     ShowPushGroups,
@@ -632,11 +632,11 @@ def test_nothing_is_owned_twice_whatever_the_order(trial: PushTrial) -> None:
 # -- what is shown elsewhere (4.7)
 
 
-def shown(trial: PushTrial) -> ShownPushGroup:
+def shown(trial: PushTrial) -> MirroredPushGroup:
     request = trial.request()
     trial.feed(ShowPushGroups(request))
     (group,) = trial.reply(request).groups
-    assert isinstance(group, ShownPushGroup)
+    assert isinstance(group, MirroredPushGroup)
     return group
 
 
@@ -654,7 +654,7 @@ def test_who_owns_what_was_deleted_is_stopped_and_started(trial: PushTrial) -> N
     part = TopicPartition(*next(iter(b.reads)))
     before, seen = dict(b.reads), len(a.seen)
     b.seen.clear()
-    trial.feed(OwnersMissing("g", (part, TopicPartition("gone", 3))))
+    trial.feed(OwnerNodesDeleted("g", (part, TopicPartition("gone", 3))))
     assert not shown(trial).settled
     trial.run()
     assert b.seen == ["STOP", "PING", "START"]
@@ -664,5 +664,5 @@ def test_who_owns_what_was_deleted_is_stopped_and_started(trial: PushTrial) -> N
 
 
 def test_owners_of_a_group_that_is_gone_say_nothing(trial: PushTrial) -> None:
-    trial.feed(OwnersMissing("g", (TopicPartition("t", 0),)))
+    trial.feed(OwnerNodesDeleted("g", (TopicPartition("t", 0),)))
     assert not trial.machine.context.ledger.groups

@@ -37,7 +37,7 @@ def show(trial: PushTrial, *, whole: bool = False) -> ShowPushGroupsReply:
     trial.feed(ShowPushGroups(request, whole))
     reply = trial.reply(request)
     assert isinstance(reply, ShowPushGroupsReply)
-    assert not trial.machine.has_unshown
+    assert not trial.machine.has_unpublished_push_groups
     return reply
 
 
@@ -54,13 +54,13 @@ def commit(trial: PushTrial, offset: int, group: str = "g", member: str = "a") -
 
 def test_pings_change_nothing(trial: PushTrial) -> None:
     trial.pass_time(SESSION_MS * 3)
-    assert not trial.machine.has_unshown
+    assert not trial.machine.has_unpublished_push_groups
     assert changed(trial) == []
 
 
 def test_a_group_whose_offsets_move_is_shown_and_no_other(trial: PushTrial) -> None:
     commit(trial, 7)
-    assert trial.machine.has_unshown
+    assert trial.machine.has_unpublished_push_groups
     (group,) = show(trial).groups
     assert (group.group_id, group.offsets["t", 0].offset) == ("g", 7)
     assert changed(trial) == [], "it has been shown"
@@ -156,7 +156,7 @@ def test_a_group_that_becomes_another_protocol_s_is_said_to_be_gone(trial: PushT
     trial.joined()
     assert changed(trial) == ["no g"]
     commit(trial, 9, member="")
-    assert not trial.machine.has_unshown, "it is no push group any more"
+    assert not trial.machine.has_unpublished_push_groups, "it is no push group any more"
 
 
 def test_after_a_load_everything_is_shown(trial: PushTrial) -> None:

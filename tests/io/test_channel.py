@@ -21,9 +21,9 @@ from kohort.io.channel import (
     Link,
     LinkFrames,
     ListenerHandshake,
-    greet_caller,
-    greet_caller_async,
-    greet_listener,
+    authenticate_caller,
+    authenticate_caller_async,
+    authenticate_listener,
 )
 from kohort.io.pinned_tls import listener_context
 from kohort.io.tls_records import SILENT_RECORDS_MAX
@@ -132,7 +132,7 @@ def test_handshake_has_one_deadline_however_the_bytes_come(
     thread = threading.Thread(target=drip)
     thread.start()
     with pytest.raises(TimeoutError):
-        greet_caller(listener, TOKEN)
+        authenticate_caller(listener, TOKEN)
     ended.set()
     thread.join(60)
     assert len(sent) < NONCE_BYTES + PROOF_BYTES - 1, "it ended while bytes were still coming"
@@ -141,7 +141,7 @@ def test_handshake_has_one_deadline_however_the_bytes_come(
 async def _accept(server: socket.socket, tls: object) -> AsyncLink:
     server.setblocking(False)
     sock, _ = await asyncio.get_running_loop().sock_accept(server)
-    return await greet_caller_async(sock, TOKEN, tls)  # type: ignore[arg-type]
+    return await authenticate_caller_async(sock, TOKEN, tls)  # type: ignore[arg-type]
 
 
 async def _echo(server: socket.socket, tls: object) -> None:
@@ -159,7 +159,7 @@ def test_link_on_an_event_loop_and_one_on_threads_speak_one_channel(with_tls: bo
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _echo(server, tls))
         sock = socket.create_connection(server.getsockname(), 60)
-        link = greet_listener(sock, TOKEN, 60, pin)
+        link = authenticate_listener(sock, TOKEN, 60, pin)
         bodies = [*BODIES, secrets.token_bytes(3_000_000)]
         threads = [threading.Thread(target=link.send, args=(body,)) for body in bodies for _ in range(3)]
         for thread in threads:
@@ -180,7 +180,7 @@ def test_listener_with_another_certificate_is_refused() -> None:
         served = pool.submit(asyncio.run, _accept(server, tls))
         with socket.create_connection(server.getsockname(), 60) as sock:
             with pytest.raises(PermissionError, match="another certificate"):
-                greet_listener(sock, TOKEN, 60, pin)
+                authenticate_listener(sock, TOKEN, 60, pin)
         with pytest.raises(OSError):  # noqa: PT011 - reset or ended
             served.result(60)
 
@@ -190,7 +190,7 @@ def test_listener_without_tls_is_refused_where_a_certificate_is_pinned() -> None
         served = pool.submit(asyncio.run, _accept(server, None))
         with socket.create_connection(server.getsockname(), 60) as sock:
             with pytest.raises(OSError):  # noqa: PT011 - any error of TLS
-                greet_listener(sock, TOKEN, 60, b"p" * 32)
+                authenticate_listener(sock, TOKEN, 60, b"p" * 32)
         with pytest.raises(OSError):  # noqa: PT011 - reset, or no proof
             served.result(60)
 

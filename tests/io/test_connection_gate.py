@@ -45,8 +45,8 @@ def test_authenticated_connection_keeps_its_place() -> None:
         connections.enter(name)
     late = gate.enter("a", lambda: None)
     assert connections.closed == ["first", "second"] and not late.mark_authenticated(), "as many as there may be"
-    member.give_back()
-    member.give_back()
+    member.release_slot()
+    member.release_slot()
     assert late.mark_authenticated(), "its place is free, once"
     assert not gate.enter("a", lambda: None).mark_authenticated()
 
@@ -56,4 +56,4 @@ def test_stranger_that_was_closed_has_no_place_to_prove() -> None:
     evicted = gate.enter("a", lambda: None)
     gate.enter("a", lambda: None)
     assert not evicted.mark_authenticated()
-    evicted.give_back()
+    evicted.release_slot()

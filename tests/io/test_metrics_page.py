@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kohort.io.metrics_http import CONTENT_TYPE, WrittenFamily, metrics_app, metrics_page, number_text
+from kohort.io.metrics_http import CONTENT_TYPE, PreformattedFamily, metrics_app, metrics_page, sample_number_text
 
 NAMES = ("plain", "", 'quote"d', "back\\slash", "line\nbreak", "ünïcode", 'all\\"\n\\n of them', "a,b={}")
 
@@ -93,9 +93,9 @@ def test_long_page_is_whole_in_several_pieces(encoding: str) -> None:
             for number in range(20_000):
                 gauge.add_metric((f"group-{number}",), number)
             yield gauge
-            yield WrittenFamily(
+            yield PreformattedFamily(
                 "kept", "Written", ("group",),
-                lambda: (f'kept{{group="g-{number}"}} {number_text(number)}\n' for number in range(10_000)),
+                lambda: (f'kept{{group="g-{number}"}} {sample_number_text(number)}\n' for number in range(10_000)),
                 lambda: (((f"g-{number}",), number) for number in range(10_000)),
             )  # fmt: skip
 

@@ -12,23 +12,23 @@ from pathlib import Path
 
 import pytest
 
-from kohort.io.java import start_tied
-from kohort.io.processes import has_ended, own_name
+from kohort.io.java import start_dependent_child
+from kohort.io.processes import has_ended, own_identity
 
 ECHOES = [sys.executable, "-c", "import sys; [print(line, end='', flush=True) for line in sys.stdin]"]
 STARTS_ONE = """
 import subprocess, sys, threading
-from kohort.io.java import start_tied
-says = "import sys; from kohort.io.processes import own_name; print(own_name(), flush=True); sys.stdin.read()"
+from kohort.io.java import start_dependent_child
+says = "import sys; from kohort.io.processes import own_identity; print(own_identity(), flush=True); sys.stdin.read()"
 def start():
     global child
-    child = start_tied([sys.executable, "-c", says], stdin=subprocess.PIPE)
+    child = start_dependent_child([sys.executable, "-c", says], stdin=subprocess.PIPE)
 {way}
 sys.stdin.read()
 """
 WAYS = {"first-thread": "start()", "other-thread": "one = threading.Thread(target=start); one.start(); one.join()"}
 
-pytestmark = pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
+pytestmark = pytest.mark.skipif(not own_identity(), reason="processes have no names here: /proc is needed")
 
 
 def echoes(child: subprocess.Popen[bytes], line: bytes) -> bool:
@@ -43,7 +43,7 @@ def test_a_child_outlives_the_thread_that_started_it() -> None:
     made: list[tuple[subprocess.Popen[bytes], int]] = []
 
     def start() -> None:
-        child = start_tied(ECHOES, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        child = start_dependent_child(ECHOES, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert echoes(child, b"you run, so you are tied\n")
         made.append((child, threading.get_native_id()))
 
@@ -63,7 +63,7 @@ def test_an_error_reaches_the_thread_that_starts() -> None:
 
     def start() -> None:
         try:
-            start_tied(ECHOES, cwd=Path("/no/such/folder"))
+            start_dependent_child(ECHOES, cwd=Path("/no/such/folder"))
         except OSError as error:
             caught.append(error)
 

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.groups import records as r
 from kohort.journal import sealing
-from kohort.journal.checked import Survey, checked_batches
+from kohort.journal.checked import DamageSurvey, checked_batches
 from kohort.journal.codec import encode, group_of
 from kohort.journal.local import LogJournal
 from kohort.log import DamagedError, OpenOptions, PartitionLog
@@ -63,7 +63,7 @@ def flipped(log: PartitionLog, position: int, bit: int = 4) -> None:
 
 
 def replay(log: PartitionLog, *, older: bool) -> list[r.Record]:
-    return [record for some in LogJournal(log, older_values=older).replay() for record in some]
+    return [record for some in LogJournal(log, serves_older_values=older).replay() for record in some]
 
 
 @pytest.mark.parametrize("number", range(len(STEPS)))
@@ -100,7 +100,7 @@ def test_it_says_whom_damage_may_concern(log: PartitionLog, caplog: pytest.LogCa
 def test_each_damage_is_said_once(log: PartitionLog, caplog: pytest.LogCaptureFixture) -> None:
     for number in (1, 3):
         flipped(log, spots(log, number)[1] - 12)
-    journal = LogJournal(log, older_values=True)
+    journal = LogJournal(log, serves_older_values=True)
     for _ in range(3):
         assert len([record for some in journal.replay() for record in some]) == 5
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 2
@@ -124,7 +124,7 @@ def test_a_survey_looks_at_a_long_log_in_steps(tmp_path: Path) -> None:
     writer.begin(1)
     for number in range(300):
         writer.append(1, [committed(f"g{number}-{part}" + "x" * 100, number) for part in range(20)], NOW)
-    survey = Survey(log, lambda header, batch: None, group_of, "group")
+    survey = DamageSurvey(log, lambda header, batch: None, group_of, "group")
     assert len(list(survey.steps())) > 2
     assert not survey.damages
     assert len(list(checked_batches(log, 0, 1000))) == 300

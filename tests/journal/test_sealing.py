@@ -13,8 +13,8 @@ from kohort.errors import InvalidInputError
 from kohort.groups import records as r
 from kohort.journal import sealing
 from kohort.journal.codec import encode
-from kohort.wire.batch import HEADER_SIZE, crc_ok, iter_headers
-from kohort.wire.records import read_pairs, read_records
+from kohort.wire.batch import HEADER_SIZE, has_valid_crc, iter_headers
+from kohort.wire.records import iter_key_values, read_records
 
 NOW = 1_700_000_000_000
 STARTED = r.GenerationStarted("g", 4)
@@ -107,7 +107,7 @@ def pairs_of(batches: bytes) -> list[tuple[bytes | None, bytes | None]]:
     found = []
     for at, header in iter_headers(batches):
         batch = batches[at : at + header.size]
-        assert crc_ok(batch, header)
-        found += [(key, value) for key, value, _ in read_pairs(batch, header)]
+        assert has_valid_crc(batch, header)
+        found += [(key, value) for key, value, _ in iter_key_values(batch, header)]
         assert [record.offset for record in read_records(batch)] == list(range(header.records_count))
     return [pair for pair in found if pair[0] != b"\x27\x11"]

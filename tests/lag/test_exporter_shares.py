@@ -25,8 +25,8 @@ from kohort.client.group import member as member_module
 from kohort.client.group.member import GroupMember
 from kohort.errors import ErrorCode, KafkaError, NotAuthorizedError, TimedOutError
 from kohort.lag import GroupLag, LagReader, LagReport, LagStatus, cluster_watch, exporter_shares
-from kohort.lag.cluster_watch import ClusterWatch, is_blind
-from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_of
+from kohort.lag.cluster_watch import ClusterWatch, reached_no_group
+from kohort.lag.exporter_shares import SHARES, SHARES_TOPIC, ExporterShares, share_number_of
 
 GROUPS = [f"shared-{number}" for number in range(24)]
 TOPICS = ["shared-topic-0", "shared-topic-1"]
@@ -202,7 +202,7 @@ def watching(servers: str, client_id: str, interval_s: float) -> Iterator[Cluste
 
 
 def held(watch: ClusterWatch) -> int:
-    return len(watch.shown_shares or ())
+    return len(watch.current_owned_shares or ())
 
 
 def test_groups_are_read_at_once_when_a_lapsed_session_resumes(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +263,7 @@ def test_exporter_is_blind_if_it_reaches_none_of_the_groups_that_it_lists(
     errors: dict[str, KafkaError], groups: tuple[str, ...], blind: bool
 ) -> None:
     described = {name: GroupLag(GroupDescription(name, "Classic", "Empty", "", "", ())) for name in groups}
-    assert is_blind(LagReport(0, described, errors), {"a", "b"}) is blind
+    assert reached_no_group(LagReport(0, described, errors), {"a", "b"}) is blind
 
 
 def test_exporter_that_fails_again_and_again_waits_longer_before_it_takes_shares(
@@ -277,15 +277,15 @@ def test_exporter_that_fails_again_and_again_waits_longer_before_it_takes_shares
     try:
         for _ in range(6):
             shares._owned = {0: 1}
-            shares.note_failed_read(60)
+            shares.record_read_failure(60)
             now_s[0] += 61
-            shares.note_failed_read(60)
+            shares.record_read_failure(60)
             shares._owned = {}
             began_s = now_s[0]
-            shares.note_read(of_shares=False)
+            shares.record_read_success(of_shares=False)
             while shares._is_resting:
                 now_s[0] += 10
-                shares.note_read(of_shares=False)
+                shares.record_read_success(of_shares=False)
             pauses.append(now_s[0] - began_s)
     finally:
         shares.close()
@@ -365,12 +365,12 @@ def test_exporter_takes_part_again_after_the_broker_was_away_or_the_topic_delete
 
 def test_share_of_a_name_is_the_same_in_every_version() -> None:
     """Exporters of two versions run side by side during an upgrade."""
-    assert {name: share_of(name) for name in ("payments", "orders", "größe")} == {
+    assert {name: share_number_of(name) for name in ("payments", "orders", "größe")} == {
         "payments": 18,
         "orders": 14,
         "größe": 9,
     }
-    assert {share_of(f"group-{number}") for number in range(500)} == set(range(32))
+    assert {share_number_of(f"group-{number}") for number in range(500)} == set(range(32))
 
 
 @pytest.mark.parametrize(
@@ -390,11 +390,11 @@ def test_exporter_without_shares_reads_on_after_an_error_of_its_membership() -> 
     shares = ExporterShares("c", "exporters", SHARES_TOPIC, NOBODY, {})
     try:
         shares._owned = {0: 1}
-        shares.note_failed_read(0)
+        shares.record_read_failure(0)
         assert shares._is_resting
         shares._error = KafkaError("the group can't be joined")
         shares.check()
-        shares.note_read(of_shares=False)
+        shares.record_read_success(of_shares=False)
         assert not shares._is_resting
     finally:
         shares.close()

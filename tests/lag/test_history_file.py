@@ -26,10 +26,10 @@ from kohort.lag.history_file import (
     READS_KEPT,
     STEP_MS,
     VERSION,
-    GroupMinute,
     HistoryReader,
     HistoryWriter,
-    ReadValues,
+    LagMinute,
+    LagValues,
     TimedChange,
 )
 
@@ -58,9 +58,9 @@ def written(writer: HistoryWriter) -> None:
     until(lambda: not writer._pending, "everything is written", 30)
 
 
-def restored(path: Path, since_ms: int = 0, cluster_id: str | None = "c") -> tuple[list[ReadValues], list[TimedChange]]:
+def restored(path: Path, since_ms: int = 0, cluster_id: str | None = "c") -> tuple[list[LagValues], list[TimedChange]]:
     """The reads and the changes that the next process finds."""
-    reads: list[ReadValues] = []
+    reads: list[LagValues] = []
     with HistoryWriter(path) as writer:
         changes = writer.restore(cluster_id, since_ms, reads.append, 100)
         assert writer.error == ""
@@ -88,7 +88,7 @@ def test_restart_finds_the_last_reads_and_the_changes(path: Path) -> None:
             writer.add_report(found, "c", [change] if number == 1 else [])
     reads, changes = restored(path)
     assert [values.at_ms - START_MS for values in reads] == [0, 1, 2]
-    assert reads[2] == ReadValues.of(report(START_MS + 2, {"g": (2, None, 5), "h": (1,)}))
+    assert reads[2] == LagValues.of(report(START_MS + 2, {"g": (2, None, 5), "h": (1,)}))
     assert reads[2].partitions == {
         ("g", TopicPartition("t", 0)): 2,
         ("g", TopicPartition("t", 2)): 5,
@@ -151,11 +151,11 @@ def test_minute_has_the_largest_lag_the_worst_status_and_the_last_members(path: 
             reader.minutes("gg")
 
 
-def with_minutes(path: Path, minutes: Sequence[GroupMinute]) -> HistoryReader:
+def with_minutes(path: Path, minutes: Sequence[LagMinute]) -> HistoryReader:
     """A reader of a file with these minutes of `g`, beside others of `h`, which are long."""
     path.unlink(missing_ok=True)
     with HistoryWriter(path) as writer:
-        writer.add_report(report(START_MS - STEP_MS, {"h": [9_999], "g": [0]}), "c", [], ReadValues.of(report(0, {})))
+        writer.add_report(report(START_MS - STEP_MS, {"h": [9_999], "g": [0]}), "c", [], LagValues.of(report(0, {})))
         written(writer)
     rows = [(at.at_ms, at.lag, at.time_lag_ms, at.status, at.members) for at in minutes]
     with contextlib.closing(sqlite3.connect(path)) as connection, connection:
@@ -171,7 +171,7 @@ def with_minutes(path: Path, minutes: Sequence[GroupMinute]) -> HistoryReader:
 
 def test_picture_has_the_largest_of_each_part_and_gaps(path: Path) -> None:
     week = [
-        GroupMinute(START_MS + number * STEP_MS, number % 100, None, LagStatus(number % 2), number)
+        LagMinute(START_MS + number * STEP_MS, number % 100, None, LagStatus(number % 2), number)
         for number in range(10_080)
         if not 2_000 <= number < 3_000
     ]
@@ -287,7 +287,7 @@ def test_file_of_another_cluster_is_neither_shown_nor_written(path: Path) -> Non
     with HistoryWriter(path) as writer:
         writer.add_report(report(START_MS, {"g": (1,)}), "one")
     with HistoryWriter(path) as writer:
-        reads: list[ReadValues] = []
+        reads: list[LagValues] = []
         assert writer.restore("two", 0, reads.append, 10) == []
         assert reads == []
         writer.add_report(report(START_MS + 1, {"of-two": (1,)}), "two")

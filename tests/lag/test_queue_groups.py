@@ -263,7 +263,7 @@ def test_broker_without_these_requests_is_read_as_it_lists_its_groups(our_broker
         reading = LagReading(cluster, 10_000, RecordTimes())
         reading._listing = {"jobs": listing}
         reading._deadline_ms = cluster.runtime.now_ms + 10_000
-        nodes = await cluster.group_nodes(10_000)
+        nodes = await cluster.group_coordinator_nodes(10_000)
         reading._nodes = {"jobs": nodes[0]}
         described = await reading._described(["jobs"])
         shares = await reading._share_offsets(["jobs"])

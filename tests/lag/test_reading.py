@@ -107,7 +107,7 @@ def test_records_that_may_not_be_read_leave_offset_lag(broker: Broker, reader: L
     assert (group.sum_lag, group.max_time_lag_ms) == (2, None)
     assert {failure.reason for failure in report.failures} == {"not_authorized"}
     broker.faults.clear()
-    reader._times.forget_refusals()
+    reader._times.retry_refused_topics()
     assert reader.read().groups["g-0"].max_time_lag_ms is not None
 
 

@@ -13,7 +13,7 @@ from simulation.scaling import TRACES, KedaRule, KohortRule, Outcome, Trace, pri
 from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription, RebalanceCause
 from kohort.ids import TopicPartition
 from kohort.lag import GroupLag, PartitionLag
-from kohort.lag.evaluation import Anchor, Trend
+from kohort.lag.evaluation import OffsetSample, Trend
 from kohort.lag.scaling import DOWN_AFTER_MS, MEASURE_MS, START_MS, ScalingDecision, ScalingState, ScalingTarget, decide
 
 BY_NAME = {trace.name: trace for trace in TRACES}
@@ -115,7 +115,7 @@ class Group:
 
     def trend(self, number: int) -> Trend | None:
         """Return the trend of a member's first or second partition."""
-        now = Anchor(self.now_ms, self.read, self.end)
+        now = OffsetSample(self.now_ms, self.read, self.end)
         return replace(Trend.started(now, 0), longest_pause_ms=self.pauses_ms[number])
 
     def busy(self, seconds: int = 30) -> ScalingDecision:

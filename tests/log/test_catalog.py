@@ -173,12 +173,12 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
         asked.append("now")
         return 3, 5
 
-    making = store.create_in_steps([TopicPlan("new", 2)], unseen)
+    making = store.create_topics_in_steps([TopicPlan("new", 2)], unseen)
     next(making)
     assert not asked, "it is asked when the topic is made, and not before"
     run_steps(making)
     assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
-    growing = store.grow_in_steps({"new": 3})
+    growing = store.add_partitions_in_steps({"new": 3})
     next(growing)
     store.record_topics_cleaned(3)
     run_steps(growing)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from kohort.log import Compaction, Isolation, LogConfig, Marker, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import DamagedError
 from kohort.log.index import AbortedRange
-from kohort.log.retention import close_for_compaction
+from kohort.log.retention import roll_for_compaction
 from kohort.wire.batch import parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, keyed, small, values
@@ -153,21 +153,21 @@ def test_aborted_records_go_and_never_shadow_committed_ones(tmp_path: Path) -> N
 
 def test_when_it_is_due(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "t-0", COMPACT)
-    assert Compaction.if_due(log, NOW) is None
+    assert Compaction.compaction_if_due(log, NOW) is None
     for number in range(40):
         log.append(keyed((b"%d" % number, b"%d" % number)), NOW)
-    run = Compaction.if_due(log, NOW)
+    run = Compaction.compaction_if_due(log, NOW)
     assert run is not None
     for _ in run.steps():
         pass
     run.finish()
-    assert Compaction.if_due(log, NOW) is None, "nothing is new"
+    assert Compaction.compaction_if_due(log, NOW) is None, "nothing is new"
     log.append(keyed((b"x", b"y" * 300)), NOW)
     log.append(keyed((b"x", b"y" * 300)), NOW)
     log.roll()
-    assert Compaction.if_due(log, NOW) is None, "less than half is new"
+    assert Compaction.compaction_if_due(log, NOW) is None, "less than half is new"
     log.reconfigure(LogConfig())
-    assert Compaction.if_due(log, NOW) is None, "the policy is delete"
+    assert Compaction.compaction_if_due(log, NOW) is None, "the policy is delete"
 
 
 def test_records_are_compacted_after_their_longest_lag(tmp_path: Path) -> None:
@@ -176,16 +176,16 @@ def test_records_are_compacted_after_their_longest_lag(tmp_path: Path) -> None:
     log.roll()
     log.append(keyed((b"x", b"z"), at=NOW + 500), NOW + 500)
     compact_now(log, NOW)
-    close_for_compaction(log, NOW + 1_500)
-    assert Compaction.if_due(log, NOW + 1_500) is None, "the new record is young enough"
-    close_for_compaction(log, NOW + 1_501)
+    roll_for_compaction(log, NOW + 1_500)
+    assert Compaction.compaction_if_due(log, NOW + 1_500) is None, "the new record is young enough"
+    roll_for_compaction(log, NOW + 1_501)
     assert len(log.segments) == 3
     again = PartitionLog.open(tmp_path / "t-0", log.config)
     again.cleaned_offset = log.cleaned_offset
     for opened in (log, again):
         opened.segments[1].first_timestamp = -1  # as of a segment that was adopted
-        assert Compaction.if_due(opened, NOW + 1_500) is None
-        assert Compaction.if_due(opened, NOW + 1_501) is not None, "too little is new, but it is too old"
+        assert Compaction.compaction_if_due(opened, NOW + 1_500) is None
+        assert Compaction.compaction_if_due(opened, NOW + 1_501) is not None, "too little is new, but it is too old"
 
 
 def test_appends_and_reads_continue_between_the_steps(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_a_replacement_that_the_disk_refused_is_finished_later(
     for number in range(40):
         log.append(keyed((b"a", b"%d" % number), (b"b", bytes(60))), NOW)
     assert len(log.segments) > 3
-    log.sync_names()
+    log.sync_folder_names()
     run = Compaction(log, NOW)
     for _ in run.steps():
         pass

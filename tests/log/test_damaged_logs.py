@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kohort.log import LogConfig, OpenOptions, PartitionLog, compact_now
 from kohort.log.damage import ASIDE, DamagedError, LogDamage
-from kohort.wire.batch import crc_ok, parse_header
+from kohort.wire.batch import has_valid_crc, parse_header
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, UNKNOWN, batch, copy_folder, keyed, small
 from tests.support.long_runs import examples
@@ -175,8 +175,8 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
     wanted = {(first, following): None for _, _, first, following, _ in whole.batches}
     _, _, damaged, behind, _records = whole.batches[number]
     seen, met = _read_all(log)
-    sound = [(base, following) for base, following, data in seen if crc_ok(data, parse_header(data))]
-    unsound = [(base, following) for base, following, data in seen if not crc_ok(data, parse_header(data))]
+    sound = [(base, following) for base, following, data in seen if has_valid_crc(data, parse_header(data))]
+    unsound = [(base, following) for base, following, data in seen if not has_valid_crc(data, parse_header(data))]
     if certain:
         assert [record for record in sound if record not in wanted] == []
     for base, _ in unsound:
@@ -237,5 +237,5 @@ def test_a_flipped_byte_in_what_was_not_known_to_be_on_the_disk(
 
 def values_of(seen: list[tuple[int, int, bytes]]) -> list[tuple[int, bytes]]:
     """The records of the sound batches among these."""
-    sound = [data for _, _, data in seen if crc_ok(data, parse_header(data))]
+    sound = [data for _, _, data in seen if has_valid_crc(data, parse_header(data))]
     return [(record.offset, bytes(record.value or b"")) for data in sound for record in read_records(data)]

@@ -21,7 +21,7 @@ from kohort.log.checkpoints import (
     RECOVERY_POINTS,
     TRANSACTION_INDEXES,
     new_id,
-    write_offsets,
+    write_offset_checkpoints,
     write_partition_metadata,
 )
 from kohort.log.damage import DamagedError
@@ -311,7 +311,7 @@ def test_a_crash_between_an_offset_checkpoint_and_its_checksum_is_no_damage(
     folder = tmp_path / "d"
     shutil.copytree(bounded, folder)
     before = (folder / LOG_STARTS).read_bytes()
-    write_offsets(folder, {LOG_STARTS: {PART: 40}})
+    write_offset_checkpoints(folder, {LOG_STARTS: {PART: 40}})
     if at == "between":
         (folder / LOG_STARTS).write_bytes(before)
     assert _started(folder).bounds[0] == (40 if at == "after" else 32, 45)

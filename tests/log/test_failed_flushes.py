@@ -135,7 +135,7 @@ def test_flush_after_a_failed_one_does_not_read_what_was_flushed_before() -> Non
         log.append(batch(b"%d" % number), NOW)
     log_file = volume.folders[str(PATH)].names[log.active.path.name]
     log_file.data[16] ^= 0xFF
-    log.active.verify_headers()
+    log.active.rebuild_from_headers()
     assert log.active.unverified is not None
     files.suffix = ".log"
     with pytest.raises(OSError, match="Input"):

@@ -43,7 +43,7 @@ def _lose_power(path: Path, boot: Path) -> None:
     store._write_checkpoints()
     size = log.active.size
     log.append(batch(b"lost", producer_id=1, producer_epoch=0, base_sequence=0), NOW)
-    log.write_snapshot()
+    log.write_producer_snapshot()
     _release_lock(store)
     os.truncate(log.active.path, size)
     boot.write_text("two\n")

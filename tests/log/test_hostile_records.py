@@ -31,7 +31,7 @@ from kohort.log.config import StoreLimits
 from kohort.log.cooperative import LOOP_BYTES_MAX
 from kohort.wire import compression
 from kohort.wire import records as records_module
-from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
+from kohort.wire.batch import BatchRecord, build_batch, has_valid_crc, parse_header
 from kohort.wire.compression import CODECS
 from kohort.wire.records import read_records
 from tests.support.hostile_batches import BASE_MS, HOSTILE, bomb, hostile_batch, packed, record
@@ -79,7 +79,7 @@ def test_maximum_timestamp_is_corrected(log: PartitionLog, name: str) -> None:
     (found,) = log.batches(0)
     header = parse_header(found)
     assert header.max_timestamp == BASE_MS
-    assert crc_ok(found, header)
+    assert has_valid_crc(found, header)
     assert log.offset_for_timestamp(BASE_MS) == (0, BASE_MS, 0)
     assert log.offset_for_timestamp(BASE_MS + 1) == (-1, -1, -1)
 
@@ -187,7 +187,7 @@ def test_produced_bomb_is_decompressed_in_a_worker_thread(log: PartitionLog, wat
     assert bytes(checked[0]) == batch
     assert not watched.on_loop()
     assert watched.elsewhere() == {"kohort-records"}
-    assert log.append_checked(checked, NOW).base_offset == 0
+    assert log.append_validated(checked, NOW).base_offset == 0
 
 
 def test_batches_of_a_partition_stay_in_order_behind_a_bomb(log: PartitionLog) -> None:

@@ -27,7 +27,7 @@ from kohort.log import (
 from kohort.log.files import FileCache
 from kohort.log.retention import delete_old_segments
 from kohort.log.validator import BATCHES_MAX
-from kohort.wire.batch import BatchRecord, build_batch, crc_ok, parse_header
+from kohort.wire.batch import BatchRecord, build_batch, has_valid_crc, parse_header
 from tests.log.making import CRASHED, NOW, batch, keyed, small, values
 
 
@@ -141,7 +141,7 @@ def test_offsets_and_epoch_are_written_into_every_batch(log: PartitionLog, kind:
     log.append(kind(GOOD + batch(b"x" * 500) + GOOD), NOW)
     headers = [parse_header(b) for b in log.batches(0)]
     assert [(h.base_offset, h.partition_leader_epoch) for h in headers] == [(0, 9), (2, 9), (4, 9), (5, 9)]
-    assert all(crc_ok(b, parse_header(b)) for b in log.batches(0))
+    assert all(has_valid_crc(b, parse_header(b)) for b in log.batches(0))
 
 
 def test_very_many_batches_in_one_append(log: PartitionLog) -> None:
@@ -161,7 +161,7 @@ def test_log_append_time_stamps_every_batch(tmp_path: Path, kind: type) -> None:
         header = parse_header(data)
         assert header.max_timestamp == NOW + 5
         assert header.is_log_append_time
-        assert crc_ok(data, header)
+        assert has_valid_crc(data, header)
     assert log.offset_for_timestamp(NOW + 5).offset == 0
     assert log.offset_for_timestamp(NOW + 6).offset == -1
 

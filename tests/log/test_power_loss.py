@@ -15,13 +15,13 @@ from simulation.harness.world import World
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, OpenOptions, PartitionLog, compact_now
-from kohort.log.checkpoints import CLEANED, OFFSET_CHECKSUMS, RECOVERY_POINTS, write_offsets
+from kohort.log.checkpoints import CLEANED, OFFSET_CHECKSUMS, RECOVERY_POINTS, write_offset_checkpoints
 from kohort.log.compaction import Compaction
 from kohort.log.damage import ASIDE, DamagedError
 from kohort.log.files import FileCache
 from kohort.log.folder import CLEAN as CLEANLY_CLOSED
 from kohort.log.folder import LOCK
-from kohort.log.store import StoreCheckpoints, write_points
+from kohort.log.store import StoreCheckpoints, write_recovery_points
 from kohort.wire.records import read_records
 from tests.log.making import CRASHED, NOW, POWER_LOST, UNKNOWN, batch, copy_folder, keyed, small, values
 
@@ -223,7 +223,7 @@ def test_recovery_points_survive_a_power_loss_whole() -> None:
         for number in range(3):
             log.append(batch(b"%d" % number), NOW)
             log.cleaned_offset = number
-            write_points(folder, [(tp, log)], files)
+            write_recovery_points(folder, [(tp, log)], files)
         files.dead = True
         volume.lose_power()
         found = StoreCheckpoints.read(folder, Files(volume, lambda: None))
@@ -236,10 +236,10 @@ def test_offset_checkpoints_fit_their_checksums_wherever_a_write_of_them_ends(lo
     for seed in range(300):
         volume = Volume(World(seed), "/data")
         files = Files(volume, lambda: None)
-        write_offsets(folder, {RECOVERY_POINTS: {tp: 1}, CLEANED: {tp: 1}}, files)
+        write_offset_checkpoints(folder, {RECOVERY_POINTS: {tp: 1}, CLEANED: {tp: 1}}, files)
         files.dies_in = steps = seed % 20 + 1
         with contextlib.suppress(OSError):  # the death, or what it leaves undone
-            write_offsets(folder, {RECOVERY_POINTS: {tp: 2}, CLEANED: {tp: 2}}, files)
+            write_offset_checkpoints(folder, {RECOVERY_POINTS: {tp: 2}, CLEANED: {tp: 2}}, files)
         ended, files.dead = files.dead, True
         if loses_power:
             volume.lose_power()
@@ -253,12 +253,12 @@ def test_recovery_points_that_have_not_changed_are_not_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = filled(tmp_path / "t-0", flush_messages=1)
-    write_points(tmp_path, [(TopicPartition("t", 0), log)])
+    write_recovery_points(tmp_path, [(TopicPartition("t", 0), log)])
     monkeypatch.delattr("os.replace")
-    write_points(tmp_path, [(TopicPartition("t", 0), log)])
+    write_recovery_points(tmp_path, [(TopicPartition("t", 0), log)])
     (tmp_path / RECOVERY_POINTS).write_text("what?")
     with pytest.raises(AttributeError):
-        write_points(tmp_path, [(TopicPartition("t", 0), log)])
+        write_recovery_points(tmp_path, [(TopicPartition("t", 0), log)])
     assert (tmp_path / CLEANED).exists()
 
 

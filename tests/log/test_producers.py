@@ -132,7 +132,7 @@ def test_five_batches_of_a_producer_are_known_after_a_restart(tmp_path: Path, cl
     if clean:
         log.close()
     else:
-        log.write_snapshot()
+        log.write_producer_snapshot()
     again = PartitionLog.open(tmp_path / "t-0", small(), OpenOptions() if clean else CRASHED)
     for number in range(25, 30):
         assert again.append(sent(number, b"v%d" % number * 10), NOW) == (2 * number, 2 * number, -1, 0, True)

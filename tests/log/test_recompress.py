@@ -6,9 +6,9 @@ import pytest
 
 from kohort.errors import CorruptDataError
 from kohort.log import COMPRESSIONS, LogConfig
-from kohort.log.recompress import prepare_batches as prepared_by
+from kohort.log.recompress import validate_and_recompress as prepared_by
 from kohort.log.validator import BatchValidator
-from kohort.wire.batch import BatchRecord, build_batch, crc_ok, iter_headers
+from kohort.wire.batch import BatchRecord, build_batch, has_valid_crc, iter_headers
 from kohort.wire.compression import CODECS
 from kohort.wire.records import read_records
 from tests.log.making import NOW
@@ -34,7 +34,7 @@ def test_batch_keeps_all_but_its_codec(sent: str, wanted: str) -> None:
     after = list(iter_headers(made))
     assert len(after) == len(before) == 2
     for (at, header), (old, old_at) in zip(after, before, strict=True):
-        assert crc_ok(made, header, at)
+        assert has_valid_crc(made, header, at)
         assert header.compression == COMPRESSIONS[wanted]
         same = header._replace(batch_length=0, crc=0, attributes=header.attributes & ~7)
         assert same == old._replace(attributes=old.attributes & ~7)

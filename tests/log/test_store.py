@@ -236,7 +236,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
             store.partition(TopicPartition(name, 0)).append(batch(b"old"), NOW)
         with monkeypatch.context() as patch:
             patch.setattr(Path, "replace", never_aside)
-            run_steps(store.delete_in_steps(["again", "gone"]))
+            run_steps(store.delete_topics_in_steps(["again", "gone"]))
         store.create_topic("again", 1)
         store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
         store.maintain(NOW)

@@ -24,7 +24,7 @@ def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_settings_that_are_altered_while_a_topic_grows_are_kept(tmp_path: Path) -> None:
     with LogStore(tmp_path / "d") as store:
         store.create_topic("t", 1)
-        growing = store.grow_in_steps({"t": 3})
+        growing = store.add_partitions_in_steps({"t": 3})
         next(growing)
         store.set_configs("t", {"retention.ms": "-1"})
         run_steps(growing)
@@ -80,7 +80,7 @@ def test_flushes_by_time_do_not_wait_for_folders_that_are_removed(tmp_path: Path
             store.partition(TopicPartition("gone", number)).append(batch(b"x"), NOW)
         timed = store.partition(TopicPartition("timed", 0))
         timed.append(batch(b"x"), NOW)
-        run_steps(store.delete_in_steps(["gone"]))
+        run_steps(store.delete_topics_in_steps(["gone"]))
         assert store.maintain(NOW)
         assert store.maintain(NOW + 1_000), "there are folders left"
         assert timed.flushed_offset == 1

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parents[1] / ".cache" / "peers"
@@ -123,7 +123,7 @@ class Driver:
         self.said: list[dict[str, Any]] = []
         self._changed = threading.Condition()
         with log.open("wb") as errors:
-            self._process = start_tied(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+            self._process = start_dependent_child(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

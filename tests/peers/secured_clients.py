@@ -29,9 +29,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import kohort
 from kohort.client.admin import values
 from kohort.errors import ErrorCode, KafkaError
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from tests.peers.peers import CACHE, HERE, PEERS, PeerUnavailable, build, digest
-from tests.support.apache_kafka import kafka_jars, log_settings
+from tests.support.apache_kafka import kafka_jars, log4j_properties
 from tests.support.maven import MavenUnavailable
 from tests.support.waiting import until
 
@@ -81,7 +81,7 @@ def java() -> list[str]:
     if not (classes / "SecuredClient.class").exists():
         classes.mkdir(parents=True, exist_ok=True)
         build([compiler, "-d", str(classes), "-cp", f"{jars}/*", str(source)], HERE, "javac")
-    (classes / "log4j2.properties").write_text(log_settings("error"))
+    (classes / "log4j2.properties").write_text(log4j_properties("error"))
     options = ("-Xmx128m", "-XX:TieredStopAtLevel=1", f"-Dlog4j2.configurationFile={classes / 'log4j2.properties'}")
     return [runtime, *options, "-cp", f"{classes}:{jars}/*", "SecuredClient"]
 
@@ -107,7 +107,7 @@ class ProgramClient:
             "token": token,
         }
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        self._process = start_tied([*command, json.dumps(given)], **pipes)
+        self._process = start_dependent_child([*command, json.dumps(given)], **pipes)
 
     def order(self, do: str, **fields: Any) -> tuple[str, int]:
         """Give an order; return its result and how many records it was about."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from kohort import Broker
-from kohort.broker.config.settings import BrokerConfig, known_names
+from kohort.broker.config.settings import BrokerConfig, known_setting_names
 from kohort.log import LogConfig
 from kohort.settings.config import settings
 from kohort.wire.discovery import CreateTopicsRequest, DescribeConfigsRequest
@@ -112,5 +112,5 @@ def test_every_setting_of_kafkas_broker_is_known_here(kafka: str) -> None:
     with RawClient(kafka) as client:
         (found,) = client.ask(asked, 4).results
     assert len(found.configs) > 200
-    known = {*known_names(), *ALIASES}
+    known = {*known_setting_names(), *ALIASES}
     assert sorted({config.name for config in found.configs} - known) == []

@@ -49,7 +49,7 @@ from kohort.region.region_key import RecordAuthor, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
 from kohort.region.sinks import Keep, Sink, parquet_folder, staged_files
-from kohort.region.sinks.dead_letters import split_refused
+from kohort.region.sinks.dead_letters import split_refused_rows
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.states import RegionState
 from tests.region.world.batches import BatchMember
@@ -286,7 +286,7 @@ _DATA_LOST = EventThread._data_lost
 
 
 def _forgets_bad_rows(sink: Sink, table: Any) -> tuple[Any, dict[int, str]]:
-    return split_refused(sink, table)[0], {}
+    return split_refused_rows(sink, table)[0], {}
 
 
 def _begins_with_old_letters(stager: RowStager, epoch: int) -> None:
@@ -377,7 +377,7 @@ def _states_stay() -> Iterator[None]:
 
 def _writes_without_syncs(*given: Any) -> None:
     with mock.patch.object(staged_files.Output, "sync"), mock.patch.object(staged_files, "sync_folder"):
-        staged_files.write_staged(*given)
+        staged_files.write_file_atomically(*given)
 
 
 @contextmanager
@@ -445,7 +445,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset to the beginning that waits is forgotten for another": _instead(
         Recovery, "reset", _waits_for_the_last_reset
     ),
-    "a bad row is dropped": _instead(staging, "split_refused", _forgets_bad_rows),
+    "a bad row is dropped": _instead(staging, "split_refused_rows", _forgets_bad_rows),
     "dead letters are published once more after a reset": _instead(RowStager, "begin", _begins_with_old_letters),
     "dead letters of a sequence are given again": _instead(RowStager, "forget_contribution", _counts_rows_alone),
     "dead letters of a table that is left undone stay": _instead(
@@ -506,7 +506,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         "sweep",
         lambda place, order: _SWEEP_STATES(place, order._replace(head=order.head._replace(base=order.head.base + 2))),
     ),
-    "files of a state are not synced": _instead(place, "write_staged", _writes_without_syncs),
+    "files of a state are not synced": _instead(place, "write_file_atomically", _writes_without_syncs),
     "the outcome is taken for complete": _in_table(
         TABLE,
         "on_commit_ended",

@@ -39,7 +39,7 @@ from kohort.region.sinks.iceberg_files import DurableFileIO
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceLog
+from kohort.region.sinks.parquet_objects import ParquetObjects, PublishedSequenceLog
 from kohort.region.sinks.sql_table import SqlTable
 from tests.region.volume import Died
 
@@ -337,11 +337,11 @@ class LocalObjects(ObjectStore):
     def _open_store(self) -> Any:
         return HeldObjects(self.root, getattr(self, "calls", Calls()))
 
-    def race_puts(self, path: str) -> int:
+    def count_race_winners(self, path: str) -> int:
         raw = self._raw
         self._opened = (os.getpid(), LocalStore(self.root, mkdir=True))
         try:
-            return super().race_puts(path)
+            return super().count_race_winners(path)
         finally:
             self._opened = (os.getpid(), raw)
 
@@ -354,7 +354,7 @@ class ObjectsPlace(_Files):
         made = ParquetFolder("s3://bucket/out", **self._options)
         assert isinstance(made, ParquetObjects)
         made._store = LocalObjects(self.path, calls or Calls())
-        made._log = SequenceLog(made._store)
+        made._log = PublishedSequenceLog(made._store)
         return made.bind(f"region-{region.int}", region)
 
     def _shown(self) -> list[str]:

@@ -19,12 +19,12 @@ from kohort.region.sinks.compaction import Compactor, Generation
 from kohort.region.sinks.delta_objects import StoreDeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.sinks.ducklake_table import DuckLakeTable
-from kohort.region.sinks.iceberg_files import store_of
+from kohort.region.sinks.iceberg_files import side_store_of
 from kohort.region.sinks.iceberg_log import IcebergLog
 from kohort.region.sinks.iceberg_table import IcebergTable
 from kohort.region.sinks.kafka_topic import KafkaTopic
 from kohort.region.sinks.object_store import ObjectStore
-from kohort.region.sinks.parquet_objects import SequenceLog, StoreGenerations
+from kohort.region.sinks.parquet_objects import PublishedSequenceLog, StoreGenerations
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.sinks.staging_topic import StagingTopic
 from tests.region.mutants import MUTANTS
@@ -48,8 +48,8 @@ def _finds_conditions(store: ObjectStore, path: str) -> None:
 def _publishes_without_condition() -> Iterator[None]:
     """Also the check before the first record, which would refuse the store."""
     with (
-        mock.patch.object(ObjectStore, "create_object", _put_anyway),
-        mock.patch.object(ObjectStore, "check_conditional", _finds_conditions),
+        mock.patch.object(ObjectStore, "create_object_if_absent", _put_anyway),
+        mock.patch.object(ObjectStore, "check_conditional_puts", _finds_conditions),
     ):
         yield
 
@@ -69,7 +69,7 @@ def _takes_an_error_for_a_refusal(store: ObjectStore, path: str, data: bytes) ->
 def _removes_orphans_first(compactor: Compactor, *given: Any) -> Any:
     store = compactor._store
     base = store.newest()
-    store.remove_files([path for path in store.merged_files() if path not in base.files | base.replaced])
+    store.remove_files([path for path in store.compaction_output_files() if path not in base.files | base.replaced])
     return _ATTEMPT(compactor, *given)
 
 
@@ -105,7 +105,7 @@ _PUT = BucketClient.put
 def _commits_without_condition() -> Iterator[None]:
     with (
         mock.patch.object(BucketClient, "put", _puts_over_another),
-        mock.patch.object(ObjectStore, "check_conditional", _finds_conditions),
+        mock.patch.object(ObjectStore, "check_conditional_puts", _finds_conditions),
     ):
         yield
 
@@ -149,7 +149,7 @@ def _removes_unseen(table: IcebergTable, paths: Any, sequence: int = 0) -> None:
     del sequence
     lake = table._load_table()
     for path in paths:
-        store_of(lake, table.place).remove(path)
+        side_store_of(lake, table.place).remove(path)
 
 
 def _says_the_last_offsets(
@@ -335,10 +335,10 @@ DUCKLAKE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without a condition": _publishes_without_condition,
     "a publisher does not look whether its sequence is done": _instead(
-        SequenceLog, "is_done", lambda log, sequence: False
+        PublishedSequenceLog, "is_done", lambda log, sequence: False
     ),
     "a compactor takes an unknown outcome for a refusal": _instead(
-        ObjectStore, "create_object", _takes_an_error_for_a_refusal
+        ObjectStore, "create_object_if_absent", _takes_an_error_for_a_refusal
     ),
     "a sweep takes what a manifest names": MUTANTS["what still counts is swept"],
     "a compactor removes orphans before its generation": _instead(Compactor, "_attempt", _removes_orphans_first),

@@ -12,7 +12,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.staging import RowStager
 from kohort.region.sinks import Keep
-from kohort.region.sinks.columns import in_column_order
+from kohort.region.sinks.columns import reorder_columns
 from tests.region.places import REGION, Place, kinds
 
 KINDS = {place.kind: place for place in kinds()}
@@ -88,7 +88,7 @@ KEPT = pa.schema([
 def test_nested_columns_without_values() -> None:
     given = pa.Table.from_pylist([{"c": {"x": 1, "y": None}, "b": [], "a": 1}])
     assert given.schema.field("b").type == pa.list_(pa.null())
-    arranged = in_column_order(given, KEPT)
+    arranged = reorder_columns(given, KEPT)
     assert arranged is not None and arranged.schema.equals(KEPT) and arranged.to_pylist() == given.to_pylist()
 
 
@@ -104,13 +104,13 @@ def test_nested_columns_without_values() -> None:
 )
 def test_other_columns_and_types_are_not_arranged(given: pa.Table) -> None:
     """The sink says what does not fit."""
-    assert in_column_order(given, KEPT) is None
+    assert reorder_columns(given, KEPT) is None
 
 
 def test_null_is_not_arranged_where_none_may_be() -> None:
     kept = pa.schema([pa.field("a", pa.int64(), nullable=False)])
-    assert in_column_order(pa.table({"a": pa.nulls(1)}), kept) is None
-    assert in_column_order(pa.table({"a": pa.nulls(1)}), pa.schema([("a", pa.null())])) is not None
+    assert reorder_columns(pa.table({"a": pa.nulls(1)}), kept) is None
+    assert reorder_columns(pa.table({"a": pa.nulls(1)}), pa.schema([("a", pa.null())])) is not None
 
 
 def test_key_column_without_values_is_refused(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_damaged_file_is_not_replaced(root: Path) -> None:
     before = local_paths(place)
     with pytest.raises(CorruptDataError, match="sequence=2/.*can't be merged"):
         folder_of(place).compact()
-    assert local_paths(place) == before and folder_of(place)._generations().merged_files() == []
+    assert local_paths(place) == before and folder_of(place)._generations().compaction_output_files() == []
 
 
 # -- runs: each call at which a process dies, fails or is held
@@ -482,7 +482,7 @@ def _removes_what_a_generation_names(patch: Patch) -> None:
     def attempt(self: Compactor, *args: Any) -> Any:
         store = self._store
         base = store.newest()
-        store.remove_files([path for path in store.merged_files() if path in base.files])
+        store.remove_files([path for path in store.compaction_output_files() if path in base.files])
         return whole(self, *args)
 
     patch.setattr(Compactor, "_attempt", attempt)
@@ -494,7 +494,7 @@ def _removes_what_is_being_written(patch: Patch) -> None:
     def attempt(self: Compactor, *args: Any) -> Any:
         store, base = self._store, self._store.newest()
         store.remove_files(
-            [path for path in store.merged_files() if path not in base.files and path not in base.replaced]
+            [path for path in store.compaction_output_files() if path not in base.files and path not in base.replaced]
         )
         return whole(self, *args)
 
@@ -507,7 +507,7 @@ def _removes_at_once(patch: Patch) -> None:
 
         def create(self: Any, generation: Generation, whole: Any = whole) -> bool:
             done = bool(whole(self, generation))
-            self.retire_replaced(generation, list(generation.replaced))
+            self.remove_replaced_files(generation, list(generation.replaced))
             return done
 
         patch.setattr(kind, "create_generation", create)
@@ -538,7 +538,7 @@ def _drops_what_is_published_meanwhile(patch: Patch) -> None:
         whole = kind.create_generation
 
         def create(self: Any, generation: Generation, whole: Any = whole) -> bool:
-            last = max((file.about.last for file in self.sequence_files(0, 1000)), default=generation.upto)
+            last = max((file.about.last for file in self.list_sequence_files(0, 1000)), default=generation.upto)
             return bool(whole(self, compaction.msgspec.structs.replace(generation, upto=max(last, generation.upto))))
 
         patch.setattr(kind, "create_generation", create)
@@ -558,7 +558,7 @@ def _removes_after_an_unknown_outcome(patch: Patch) -> None:
 
 
 def _empties_without_a_fence(patch: Patch) -> None:
-    patch.setattr(Compactor, "fence_emptied", lambda self, sequence: None)
+    patch.setattr(Compactor, "create_empty_generation", lambda self, sequence: None)
 
 
 MUTANTS: tuple[tuple[Callable[[Patch], None], str, Callable[[FolderPlace, Path], None]], ...] = (

@@ -28,7 +28,13 @@ from kohort.region.agreement import AdoptionHistory, records_after_adoption
 from kohort.region.consuming.staging import RowStager
 from kohort.region.control_plane import events
 from kohort.region.records import Contribution, Epoch, Manifest, staged_keys_by_sink
-from kohort.region.sinks.dead_letters import LETTERS, check_dead_letters, letters_of, letters_of_records, split_refused
+from kohort.region.sinks.dead_letters import (
+    LETTERS,
+    check_dead_letters,
+    make_dead_letters,
+    make_undecoded_dead_letters,
+    split_refused_rows,
+)
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
 from tests.region.conftest import fill, make_topic
@@ -75,17 +81,17 @@ def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Sink:
 def test_all_bad_rows_of_a_table_are_separated_from_the_good_ones(sink: Sink) -> None:
     """Whatever the columns that refuse them, and though a check names those of one column alone."""
     given = rows((1, "mon"), (None, "mon"), (2, None), (None, None), (3, "tue"), (None, "wed"))
-    good, reasons = split_refused(sink, given)
+    good, reasons = split_refused_rows(sink, given)
     assert good.to_pylist() == [{"id": 1, "day": "mon"}, {"id": 3, "day": "tue"}]
     assert list(reasons) == [1, 2, 3, 5] and all("Null in columns" in why for why in reasons.values())
-    assert split_refused(sink, good) == (good, {})
-    assert split_refused(sink, rows((None, "mon")))[0].num_rows == 0
+    assert split_refused_rows(sink, good) == (good, {})
+    assert split_refused_rows(sink, rows((None, "mon")))[0].num_rows == 0
 
 
 def test_an_empty_text_that_parts_a_delta_table_is_a_bad_row(tmp_path: Path) -> None:
     bound = DeltaTable(tmp_path / "out", partition_by=["day"]).bind("r", ID)
     bound.check(ROWS)
-    good, reasons = split_refused(bound, rows((1, ""), (2, "mon"), (3, "")))
+    good, reasons = split_refused_rows(bound, rows((1, ""), (2, "mon"), (3, "")))
     assert good.column("id").to_pylist() == [2] and list(reasons) == [0, 2]
 
 
@@ -93,7 +99,7 @@ def test_a_thousand_values_that_a_column_can_not_keep_have_a_reason_each(tmp_pat
     bound = DeltaTable(tmp_path / "out").bind("r", ID)
     bound.check(pa.schema([pa.field("at", pa.timestamp("ms"))]))
     moments = [1_000 if number % 2 else 2**60 + number for number in range(2_000)]
-    good, reasons = split_refused(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
+    good, reasons = split_refused_rows(bound, pa.table({"at": pa.array(moments, pa.timestamp("ms"))}))
     assert good.num_rows == 1_000 and list(reasons) == list(range(0, 2_000, 2))
 
 
@@ -107,7 +113,7 @@ class Picky:
 
 
 def test_a_sink_of_ones_own_may_name_one_row_at_a_time() -> None:
-    good, reasons = split_refused(Picky(), pa.table({"id": [1, -2, 3, -4]}))  # type: ignore[arg-type]
+    good, reasons = split_refused_rows(Picky(), pa.table({"id": [1, -2, 3, -4]}))  # type: ignore[arg-type]
     assert good.column("id").to_pylist() == [1, 3]
     assert reasons == {1: "-2 is negative", 3: "-4 is negative"}
 
@@ -115,17 +121,17 @@ def test_a_sink_of_ones_own_may_name_one_row_at_a_time() -> None:
 def test_a_letter_has_the_record_that_a_row_says() -> None:
     """Key, value and timestamp come from the table in hand, by topic, partition and offset."""
     given = pa.table({"id": [None, 1], "topic": ["t", "t"], "partition": [3, 3], "offset": [8, 9]})
-    [letter] = letters_of(given, {0: "null"}, "m1", read=records(7, 8, 9)).to_pylist()
+    [letter] = make_dead_letters(given, {0: "null"}, "m1", read=records(7, 8, 9)).to_pylist()
     assert letter == {
         "topic": "t", "partition": 3, "offset": 8, "timestamp": AT, "key": b"k8", "value": b"v8",
         "row": json.dumps({"id": None, "topic": "t", "partition": 3, "offset": 8}), "reason": "null", "member": "m1",
     }  # fmt: skip
-    [elsewhere] = letters_of(given, {0: "null"}, "m1", read=records(1, 2)).to_pylist()
+    [elsewhere] = make_dead_letters(given, {0: "null"}, "m1", read=records(1, 2)).to_pylist()
     assert (elsewhere["offset"], elsewhere["value"]) == (8, None), "a record of an earlier table"
 
 
 def test_a_letter_has_the_record_that_it_was_made_of() -> None:
-    letters = letters_of(rows((None, "mon"), (2, None)), {1: "null"}, "m1", records=records(7, 8))
+    letters = make_dead_letters(rows((None, "mon"), (2, None)), {1: "null"}, "m1", records=records(7, 8))
     [letter] = letters.to_pylist()
     assert (letter["topic"], letter["partition"], letter["offset"], letter["value"]) == ("t", 3, 8, b"v8")
     assert json.loads(letter["row"]) == {"id": 2, "day": None}
@@ -133,7 +139,7 @@ def test_a_letter_has_the_record_that_it_was_made_of() -> None:
 
 def test_a_letter_of_a_row_that_says_no_record_has_the_row() -> None:
     odd = {"at": [AT], "raw": [b"\xff1"], "x": [float("nan")], "part": [{"n": [1]}]}
-    [letter] = letters_of(pa.table(odd), {0: "odd"}, "m1").to_pylist()
+    [letter] = make_dead_letters(pa.table(odd), {0: "odd"}, "m1").to_pylist()
     assert [letter[name] for name in LETTERS.names[:6]] == [None] * 6
     assert json.loads(letter["row"]) == {
         "at": AT.isoformat(), "raw": r"\xff1", "x": "nan", "part": {"n": [1]},
@@ -141,18 +147,18 @@ def test_a_letter_of_a_row_that_says_no_record_has_the_row() -> None:
 
 
 def test_a_record_as_it_came_is_no_row_beside() -> None:
-    [letter] = letters_of(records(7), {0: "no JSON"}, "m1").to_pylist()
+    [letter] = make_dead_letters(records(7), {0: "no JSON"}, "m1").to_pylist()
     assert (letter["offset"], letter["value"], letter["row"], letter["reason"]) == (7, b"v7", None, "no JSON")
 
 
 def test_a_reason_that_quotes_a_zero_byte_is_one_that_every_place_keeps() -> None:
     given = pa.table({"id": ["a\0b"]})
-    [letter] = letters_of(given, {0: "'a\0b' is none"}, "m1").to_pylist()
+    [letter] = make_dead_letters(given, {0: "'a\0b' is none"}, "m1").to_pylist()
     assert letter["reason"] == r"'a\0b' is none" and "\0" not in letter["row"]
     record = pa.chunked_array([[dict.fromkeys(LETTERS.names[:6]) | {"reason": "\0"}]], pa.struct(
         [pa.field(name, LETTERS.field(name).type) for name in (*LETTERS.names[:6], "reason")]
     ))  # fmt: skip
-    assert letters_of_records(record, "q").column("reason").to_pylist() == [r"\0"]
+    assert make_undecoded_dead_letters(record, "q").column("reason").to_pylist() == [r"\0"]
 
 
 def test_a_record_of_a_far_year_is_a_letter_that_every_place_keeps() -> None:
@@ -160,11 +166,11 @@ def test_a_record_of_a_far_year_is_a_letter_that_every_place_keeps() -> None:
     far = pa.array([2**60, 0], pa.timestamp("us", "UTC"))
     given = records(7, 8)
     given = given.set_column(given.column_names.index("timestamp"), "timestamp", far)
-    assert letters_of(given, {0: "a", 1: "b"}, "m1").column("timestamp").is_null().to_pylist() == [True, False]
+    assert make_dead_letters(given, {0: "a", 1: "b"}, "m1").column("timestamp").is_null().to_pylist() == [True, False]
     fields = [LETTERS.field(name) for name in (*LETTERS.names[:6], "reason")]
     columns = [far if field.name == "timestamp" else pa.nulls(2, field.type) for field in fields]
     record = pa.chunked_array([pa.StructArray.from_arrays(columns, fields=fields)])
-    assert letters_of_records(record, "q").column("timestamp").is_null().to_pylist() == [True, False]
+    assert make_undecoded_dead_letters(record, "q").column("timestamp").is_null().to_pylist() == [True, False]
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

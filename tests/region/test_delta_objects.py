@@ -205,8 +205,8 @@ class _CarelessStore(LocalObjects):
     def _open_store(self) -> Any:
         return _Careless(self.root, getattr(self, "calls", Calls()))
 
-    def race_puts(self, path: str) -> int:
-        return ObjectStore.race_puts(self, path)
+    def count_race_winners(self, path: str) -> int:
+        return ObjectStore.count_race_winners(self, path)
 
 
 def test_store_without_conditional_puts_is_refused_before_a_table_is_created(place: DeltaObjectsPlace) -> None:
@@ -366,7 +366,7 @@ def test_marker_of_the_folder_itself_is_no_stranger(place: DeltaObjectsPlace) ->
 
     store = MarkedStore(place.path, Calls())
     made(place, store).check(SCHEMA)
-    assert store.list_top("_kohort") == [f"_kohort/{REGION.hex}"]
+    assert store.list_directly_below("_kohort") == [f"_kohort/{REGION.hex}"]
 
 
 def test_folder_with_other_objects_is_refused(place: DeltaObjectsPlace) -> None:

@@ -17,7 +17,7 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
-from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_schema, rows_by_partition, statistics
+from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_stored_schema, rows_by_partition, statistics
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.staged import StagedKey
 
@@ -315,7 +315,7 @@ def test_types_that_it_does_not_keep(tmp_path: Path, kind: pa.DataType) -> None:
 )
 def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType, kept: pa.DataType) -> None:
     schema = pa.schema([("x", given)])
-    assert delta_schema(schema).field("x").type == kept
+    assert delta_stored_schema(schema).field("x").type == kept
     sink = DeltaTable(tmp_path / "t").bind("flights", REGION)
     sink.check(schema)
     sink.stage(key(1), pa.table({"x": pa.nulls(2, given)}, schema=schema))

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.region.sinks import ducklake_catalog
-from kohort.region.sinks.ducklake_catalog import CommitOpenError, DuckLake, NoLakeError
+from kohort.region.sinks.ducklake_catalog import DuckLake, NoLakeError, UnknownCommitError
 
 NUMBERS = itertools.count()
 TABLE_AND_MARKER = (
@@ -89,7 +89,7 @@ def test_a_commit_behind_any_other_is_refused(
     if flushed:
         change(lake, "CALL ducklake_flush_inlined_data('{lake}')")
     mine = file(lake, 1, 2)
-    with pytest.raises(CommitOpenError):  # noqa: PT012 - the other acts within the transaction
+    with pytest.raises(UnknownCommitError):  # noqa: PT012 - the other acts within the transaction
         with lake.transaction() as at:
             assert at.ask("SELECT number FROM {lake}.marker") == [(0,)]
             other(lake)
@@ -132,7 +132,7 @@ def test_a_lake_that_two_create_at_once_is_one(tmp_path: Path) -> None:
             at.execute_change("CREATE TABLE {lake}.flights (id BIGINT)")
             change(lake, "CREATE TABLE {lake}.flights (id BIGINT)")
 
-    with pytest.raises(CommitOpenError):
+    with pytest.raises(UnknownCommitError):
         create_behind_another()
     assert ask(lake, "SELECT count(*) FROM {lake}.flights") == [(0,)]
 

@@ -16,8 +16,8 @@ import pytest
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
 from kohort.region import DuckLakeTable, Keep
-from kohort.region.sinks.ducklake_catalog import CommitOpenError, DuckLake, LakeTransaction, PostgresLake
-from kohort.region.sinks.sql_dialects import postgres_parameters
+from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction, PostgresLake, UnknownCommitError
+from kohort.region.sinks.sql_dialects import libpq_parameters
 from kohort.region.staged import StagedKey
 from tests.region.ducklake_process import REGION, sink_at
 from tests.region.postgres import Server, programs, running
@@ -73,7 +73,7 @@ def test_a_publication_behind_another_is_refused(
     tmp_path: Path, catalog: str, what: str | None, flushed: bool, expired: bool
 ) -> None:
     """Also if the snapshots of the other are gone, so that the number of the late one is free again."""
-    lake = PostgresLake(str(tmp_path), "ducklake:here", postgres_parameters(catalog))
+    lake = PostgresLake(str(tmp_path), "ducklake:here", libpq_parameters(catalog))
     (tmp_path / "data").mkdir()
     for statement in TABLE_AND_MARKER:
         change(lake, statement)
@@ -81,7 +81,7 @@ def test_a_publication_behind_another_is_refused(
     if flushed:
         change(lake, "CALL ducklake_flush_inlined_data('{lake}')")
     mine, theirs = file(tmp_path, "mine", 1, 2), file(tmp_path, "theirs", 1, 2)
-    with pytest.raises(CommitOpenError):  # noqa: PT012 - the other acts within the transaction
+    with pytest.raises(UnknownCommitError):  # noqa: PT012 - the other acts within the transaction
         with lake.transaction() as at:
             assert at.ask("SELECT number FROM {lake}.marker") == [(0,)]
             if what is not None:

@@ -24,7 +24,7 @@ from kohort.region import DuckLakeTable, Keep, Sink
 from kohort.region.records import Position
 from kohort.region.sinks import ducklake_catalog, ducklake_table, publish_rows
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction, given_schema
+from kohort.region.sinks.ducklake_catalog import DuckLake, LakeTransaction, ducklake_stored_schema
 from kohort.region.staged import StagedKey
 from tests.region.ducklake_process import MEMBERS, REGION, ROWS_EACH, keys, sink_at
 from tests.region.places import REGION as PLACE_REGION
@@ -160,7 +160,7 @@ def test_when_others_always_come_first_it_can_be_tried_again(tmp_path: Path, mon
     sink.stage(key(1), table(1))
 
     def late(self: DuckLake, at: LakeTransaction) -> None:
-        raise ducklake_table.CommitOpenError("another was faster")
+        raise ducklake_table.UnknownCommitError("another was faster")
 
     with monkeypatch.context() as patch:
         patch.setattr(DuckLake, "_commit_snapshot", late)
@@ -365,7 +365,7 @@ def test_types_that_it_keeps(kind: pa.DataType, value: Any, tmp_path: Path) -> N
     sink.publish(1, [key(1)])
     with DuckLake(str(tmp_path), "ducklake:reader").transaction() as at:
         found = at._run("SELECT c FROM {lake}.flights").to_arrow_table()
-    kept = given_schema("here", schema).field(0).type
+    kept = ducklake_stored_schema("here", schema).field(0).type
     assert found.column("c").cast(kept).to_pylist() == given.column("c").cast(kept).to_pylist()
 
 
@@ -391,7 +391,7 @@ def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error],
     """DuckDB refuses every statement after it."""
     sink = made(tmp_path)
     lost = ducklake_catalog._database()
-    with pytest.raises((RetriableError, CorruptDataError)), ducklake_catalog.lake_errors("lake"):
+    with pytest.raises((RetriableError, CorruptDataError)), ducklake_catalog.translated_duckdb_errors("lake"):
         raise kind("database has been invalidated because of a previous fatal error")
     assert ducklake_catalog._database() is not lost
     publish(sink, 1, 1)
@@ -400,9 +400,9 @@ def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error],
 
 def test_a_lake_that_the_extension_does_not_find_a_moment_after_its_attachment_is_tried_again() -> None:
     text = "Binder Error: Failed to query most recent snapshot for DuckLake: Catalog {} does not exist!"
-    with pytest.raises(RetriableError), ducklake_catalog.lake_errors("lake"):
+    with pytest.raises(RetriableError), ducklake_catalog.translated_duckdb_errors("lake"):
         raise duckdb.BinderException(text.format('"__ducklake_metadata_lake307"'))
-    with pytest.raises(InvalidInputError), ducklake_catalog.lake_errors("lake"):
+    with pytest.raises(InvalidInputError), ducklake_catalog.translated_duckdb_errors("lake"):
         raise duckdb.BinderException(text.format('"lake307"'))
 
 

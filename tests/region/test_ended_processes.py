@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.errors import TimedOutError
-from kohort.io.processes import own_name
+from kohort.io.processes import own_identity
 from kohort.region import messages
 from kohort.region import region as face
 from kohort.region.control_plane import events
@@ -116,7 +116,7 @@ def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
     assert [contribution.process for contribution in commit.contributions] == ["p", "p"]
 
 
-@pytest.mark.skipif(not own_name(), reason="processes have no names here: /proc is needed")
+@pytest.mark.skipif(not own_identity(), reason="processes have no names here: /proc is needed")
 @pytest.mark.parametrize("serving", ["here", "in the one that dies"])
 def test_a_killed_process_is_dead_at_once(
     serving: str, own_servers: str, name: str, tmp_path: Path, regions: list[Region], monkeypatch: pytest.MonkeyPatch

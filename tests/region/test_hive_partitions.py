@@ -15,7 +15,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region import ParquetFolder, RowRefusedError, Sink
 from kohort.region.sinks import Keep, hive_partitions
-from kohort.region.sinks.dead_letters import split_refused
+from kohort.region.sinks.dead_letters import split_refused_rows
 from kohort.region.sinks.hive_partitions import NULL
 from kohort.region.staged import StagedKey
 from tests.region.places import Calls, LocalObjects
@@ -132,7 +132,7 @@ def test_value_that_no_folder_can_be_named_by_is_refused_with_its_row(sink: Parq
     with pytest.raises(RowRefusedError, match=r"'name' is too long.*: row 2 of 5") as refused:
         sink.check_rows(long)
     assert sorted(refused.value.reasons) == [1, 3, 4]
-    good, bad = split_refused(sink, long)
+    good, bad = split_refused_rows(sink, long)
     assert good["id"].to_pylist() == [0, 2] and sorted(bad) == [1, 3, 4], "they become dead letters"
     sink.stage(key(1), good)
     sink.publish(1, [key(1)])

@@ -23,9 +23,9 @@ from kohort.region import IcebergTable, Keep, Sink
 from kohort.region.files import Output
 from kohort.region.records import Position
 from kohort.region.sinks import iceberg_table, publish_rows
-from kohort.region.sinks.bound import offsets_text
+from kohort.region.sinks.bound import offsets_as_json
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.iceberg_log import IcebergLog, kept_schema
+from kohort.region.sinks.iceberg_log import IcebergLog, iceberg_stored_schema
 from kohort.region.staged import StagedKey
 from tests.region.places import IcebergPlace
 from tests.region.places import table as place_rows
@@ -135,7 +135,7 @@ def test_a_snapshot_says_where_its_sequence_ends(tmp_path: Path) -> None:
     assert json.loads(snapshot.summary.additional_properties["kohort.offsets"]) == {
         "etl": {"flights": {"0": 0, "1": 10}}, "more": {"flights": {"0": 0, "1": 10}},
     }  # fmt: skip
-    assert offsets_text(Position("etl", "flights", topic, part, 10**12) for part in range(2000)) == ""
+    assert offsets_as_json(Position("etl", "flights", topic, part, 10**12) for part in range(2000)) == ""
 
 
 def test_the_sequence_survives_the_expiry_of_its_snapshot(tmp_path: Path) -> None:
@@ -364,9 +364,9 @@ def test_a_sweep_takes_unfinished_files_and_none_that_the_table_has(
         monkeypatch.setattr("os.unlink", lambda *args, **more: (_ for _ in ()).throw(DeadError))
         raise DeadError
 
-    write = iceberg_table.write_planned
+    write = iceberg_table.write_planned_file
     with monkeypatch.context() as patch:
-        patch.setattr(iceberg_table, "write_planned", dies)
+        patch.setattr(iceberg_table, "write_planned_file", dies)
         with pytest.raises(DeadError):
             sink.stage(key(2), table(2))
     monkeypatch.undo()
@@ -465,7 +465,7 @@ ODD = [pa.uint8(), pa.uint32(), pa.timestamp("ns", "UTC"), pa.timestamp("us", "E
 @pytest.mark.parametrize("kind", ODD, ids=str)
 def test_types_that_it_does_not_keep(kind: pa.DataType) -> None:
     with pytest.raises(InvalidInputError, match="column 'x' of type .*cast"):
-        kept_schema(pa.schema([("x", kind)]))
+        iceberg_stored_schema(pa.schema([("x", kind)]))
 
 
 @pytest.mark.parametrize(
@@ -485,7 +485,7 @@ def test_types_that_it_does_not_keep(kind: pa.DataType) -> None:
 )
 def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType, kept: pa.DataType) -> None:
     schema = pa.schema([("x", given)])
-    assert kept_schema(schema).field("x").type == kept
+    assert iceberg_stored_schema(schema).field("x").type == kept
     sink = IcebergTable("air.odd", warehouse=tmp_path).bind("flights", REGION)
     sink.check(schema)
     sink.stage(key(1), pa.table({"x": pa.nulls(2, given)}, schema=schema))

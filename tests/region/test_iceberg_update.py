@@ -35,7 +35,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region import IcebergTable, Keep
 from kohort.region.sinks import iceberg_table
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.iceberg_update import KeyIndex
+from kohort.region.sinks.iceberg_update import RowKeyIndex
 from kohort.region.staged import StagedKey
 
 REGION, OTHER = UUID(int=1), UUID(int=2)
@@ -254,7 +254,7 @@ def test_a_file_that_others_compact_away_while_it_is_read(tmp_path: Path, monkey
     sink = made(tmp_path)
     publish(sink, 1, (1, "a"), (2, "a"))
     sink.stage(key(2), table((2, "b")))
-    whole, tried = iceberg_table.replaced_files, []
+    whole, tried = iceberg_table.find_replaced_files, []
 
     def compacted(lake: Table, *given: Any) -> Any:
         if not tried:
@@ -262,11 +262,11 @@ def test_a_file_that_others_compact_away_while_it_is_read(tmp_path: Path, monkey
             stranger = opened(tmp_path)
             stranger.overwrite(stranger.scan().to_arrow())
             for name in data_files(tmp_path):
-                if any(name in file.file_path for file in iceberg_table.current_files(lake)):
+                if any(name in file.file_path for file in iceberg_table.current_data_files(lake)):
                     os.unlink(tmp_path / "air/flights/data" / name)
         return whole(lake, *given)
 
-    monkeypatch.setattr(iceberg_table, "replaced_files", compacted)
+    monkeypatch.setattr(iceberg_table, "find_replaced_files", compacted)
     sink.publish(2, [key(2)])
     assert read(opened(tmp_path)) == [(1, "a"), (2, "b")]
 
@@ -496,7 +496,7 @@ def test_keys_of_all_types(tmp_path: Path, kind: pa.DataType) -> None:
 
 def test_an_index_finds_rows_by_many_keys() -> None:
     columns = {"a": [1, 1, 2, 2], "b": ["x", "y", "x", "y"], "c": [True, True, False, True]}
-    index = KeyIndex(pa.table(columns), ["a", "b", "c"])
+    index = RowKeyIndex(pa.table(columns), ["a", "b", "c"])
     there = {
         "a": [2, 1, 2, None, 3, 2],
         "b": ["y", "x", "x", "x", "x", None],

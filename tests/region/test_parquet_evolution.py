@@ -331,6 +331,6 @@ def test_marker_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     place = ParquetPlace(evolve="add")
     place.at(tmp_path)
     place.sink().check(MORE)
-    Path(owner_marker.columns_path(f"{place.path}/_region", 1)).write_bytes(b'{"format": 2, "schema": ""}')
+    Path(owner_marker.added_columns_path(f"{place.path}/_region", 1)).write_bytes(b'{"format": 2, "schema": ""}')
     with pytest.raises((InvalidInputError, CorruptDataError)):
         place.sink().check(MORE)

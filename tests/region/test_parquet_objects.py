@@ -19,8 +19,8 @@ from kohort.region import ParquetFolder
 from kohort.region.sinks import Keep
 from kohort.region.sinks.availability import is_away
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.object_store import ObjectStore, store_named
-from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceEntry, SequenceLog, _void_names
+from kohort.region.sinks.object_store import ObjectStore, parse_store_name
+from kohort.region.sinks.parquet_objects import ParquetObjects, PublishedSequence, PublishedSequenceLog, _void_names
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import object_runs
@@ -70,8 +70,8 @@ def _creates_over_what_is_there(patch: Patch) -> None:
         self.put_object(path, data)
         return data
 
-    patch.setattr(ObjectStore, "create_object", create)
-    patch.setattr(ObjectStore, "check_conditional", lambda self, path: None)
+    patch.setattr(ObjectStore, "create_object_if_absent", create)
+    patch.setattr(ObjectStore, "check_conditional_puts", lambda self, path: None)
 
 
 def _does_not_look_after_an_error(patch: Patch) -> None:
@@ -80,33 +80,33 @@ def _does_not_look_after_an_error(patch: Patch) -> None:
             self._raw.put(path, data, mode="create")
         return data
 
-    patch.setattr(ObjectStore, "create_object", create)
-    patch.setattr(ObjectStore, "check_conditional", lambda self, path: None)
-    patch.setattr(SequenceLog, "is_done", lambda self, sequence: False)
+    patch.setattr(ObjectStore, "create_object_if_absent", create)
+    patch.setattr(ObjectStore, "check_conditional_puts", lambda self, path: None)
+    patch.setattr(PublishedSequenceLog, "is_done", lambda self, sequence: False)
 
 
 def _takes_any_refusal_for_success(patch: Patch) -> None:
-    whole = SequenceLog.create_entry
+    whole = PublishedSequenceLog.publish_entry
 
-    def publish(self: SequenceLog, entry: SequenceEntry) -> None:
+    def publish(self: PublishedSequenceLog, entry: PublishedSequence) -> None:
         try:
             whole(self, entry)
         except RetriableError:
             return
 
-    patch.setattr(SequenceLog, "create_entry", publish)
+    patch.setattr(PublishedSequenceLog, "publish_entry", publish)
 
 
 def _sweeps_without_looking(patch: Patch) -> None:
-    patch.setattr(SequenceLog, "read_entry", lambda self, sequence: None)
+    patch.setattr(PublishedSequenceLog, "read_sequence_entry", lambda self, sequence: None)
 
 
 def _sweeps_by_an_older_listing(patch: Patch) -> None:
     def sweep(self: ParquetObjects, keep: Keep) -> None:
         self._owned()
         names = self._store.list_names("_staged")
-        last = self._log.read_entry(self._log.last_number())
-        shown = set() if last is None else last.key_texts()
+        last = self._log.read_sequence_entry(self._log.last_done_sequence())
+        shown = set() if last is None else last.published_key_texts()
         kept = {key.file_stem() for key in keep.keys} | shown
         void = _void_names(names, self._id, keep.floor)
         self._remove_staged_keys(name for name in void if name.rpartition(".")[0] not in kept)
@@ -119,7 +119,7 @@ def _leaves_what_the_dead_publisher_left(patch: Patch) -> None:
 
 
 def _empties_without_saying_so(patch: Patch) -> None:
-    patch.setattr(SequenceLog, "mark_emptied", lambda self, sequence: None)
+    patch.setattr(PublishedSequenceLog, "mark_emptied", lambda self, sequence: None)
 
 
 def _names_no_rows_before_they_are_there(patch: Patch) -> None:
@@ -133,13 +133,13 @@ def _names_no_rows_before_they_are_there(patch: Patch) -> None:
 
 
 def _removes_before_it_is_published(patch: Patch) -> None:
-    whole = SequenceLog.create_entry
+    whole = PublishedSequenceLog.publish_entry
 
-    def publish(self: SequenceLog, entry: SequenceEntry) -> None:
+    def publish(self: PublishedSequenceLog, entry: PublishedSequence) -> None:
         self._store.remove_objects([f"_staged/{name}.none" for name in entry.empty])
         whole(self, entry)
 
-    patch.setattr(SequenceLog, "create_entry", publish)
+    patch.setattr(PublishedSequenceLog, "publish_entry", publish)
 
 
 MUTANTS: tuple[tuple[Callable[[Patch], None], Run], ...] = (
@@ -178,7 +178,7 @@ class _Racy(LocalObjects):
     def _open_store(self) -> Any:
         return HeldObjects(self.root, getattr(self, "calls", Calls()))
 
-    def race_puts(self, path: str) -> int:
+    def count_race_winners(self, path: str) -> int:
         gate = threading.Barrier(16)
 
         class Store:
@@ -193,7 +193,7 @@ class _Racy(LocalObjects):
         root, raw = Path(self.root), self._raw
         self._opened = (os.getpid(), Store())
         try:
-            return ObjectStore.race_puts(self, path)
+            return ObjectStore.count_race_winners(self, path)
         finally:
             self._opened = (os.getpid(), raw)
 
@@ -202,7 +202,7 @@ def _sink_of(place: ObjectsPlace, store: ObjectStore) -> ParquetObjects:
     made = place.sink()
     assert isinstance(made, ParquetObjects)
     made._store = store
-    made._log = SequenceLog(store)
+    made._log = PublishedSequenceLog(store)
     return made
 
 
@@ -239,7 +239,7 @@ def test_racy_store_is_refused_although_a_refused_check_could_not_clean_up(place
 )
 def test_race_that_nobody_wins_proves_nothing(place: ObjectsPlace, refused: str, error: type[Exception]) -> None:
     class Silent(LocalObjects):
-        def race_puts(self, path: str) -> int:
+        def count_race_winners(self, path: str) -> int:
             return 0
 
     calls = Calls()
@@ -316,7 +316,7 @@ def test_place_names_the_server_and_no_credential(monkeypatch: Patch) -> None:
 )
 def test_name_of_a_place_allows_plain_http_only_for_a_server_of_it(server: str, allowed: bool) -> None:
     for url in ("s3://bucket/out", "gs://bucket/out"):
-        assert ObjectStore(*store_named(f"{url}[{server}]"))._allows_http() == allowed
+        assert ObjectStore(*parse_store_name(f"{url}[{server}]"))._allows_http() == allowed
 
 
 def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:
@@ -374,7 +374,7 @@ def test_error_holds_no_token_that_the_answer_of_a_store_repeats(status: int, mo
         store = ObjectStore("s3://bucket/out", options)
         calls: list[Callable[[], object]] = [
             lambda: store.put_object("x", b"1"),
-            lambda: store.create_object("x", b"1"),
+            lambda: store.create_object_if_absent("x", b"1"),
             lambda: store.read_object("x"),
             lambda: store.object_sizes(["x"]),
             lambda: store.list_names("f"),
@@ -453,7 +453,7 @@ def test_place_under_another_name_is_refused_until_it_is_adopted(place: ObjectsP
     other = ParquetFolder("s3://mirror/out")
     assert isinstance(other, ParquetObjects)
     other._store = LocalObjects(place.path, Calls(), other.path)
-    other._log = SequenceLog(other._store)
+    other._log = PublishedSequenceLog(other._store)
     moved = other.bind("region", REGION)
     for call in (moved.published, lambda: moved.check(SCHEMA)):
         with pytest.raises(InvalidInputError, match="knows as parquet:s3://bucket/out"):

@@ -391,7 +391,7 @@ def _first_staged_counts(patch: Patch) -> None:
 
 def _first_row_counts(patch: Patch) -> None:
     for module in (delta_table, iceberg_table):
-        patch.setattr(module, "last_of_each", lambda given, keys: rows.last_of_each(given[::-1], keys))
+        patch.setattr(module, "last_row_of_each_key", lambda given, keys: rows.last_row_of_each_key(given[::-1], keys))
     whole = SqlTable._moving
     patch.setattr(SqlTable, "_moving", lambda self, columns: whole(self, columns).replace("DESC", "ASC"))
 
@@ -537,8 +537,10 @@ def _attempts_are_not_named(patch: Patch) -> None:
 
 def _all_attempts_are_settled(patch: Patch) -> None:
     """Also one whose commit may still succeed."""
-    whole = iceberg_table.settle_attempts
-    patch.setattr(iceberg_table, "settle_attempts", lambda store, folder, last, there: whole(store, folder, 99, there))
+    whole = iceberg_table.remove_failed_attempts
+    patch.setattr(
+        iceberg_table, "remove_failed_attempts", lambda store, folder, last, there: whole(store, folder, 99, there)
+    )
 
 
 def _iceberg_sweeps_all(patch: Patch) -> None:

@@ -23,7 +23,7 @@ from kohort.region import (
     SqlTable,
 )
 from kohort.region.sinks import check_rows
-from kohort.region.sinks.rows import in_sink_schema
+from kohort.region.sinks.rows import cast_to_sink_schema
 from kohort.region.staged import StagedKey
 from tests.region.conftest import fill, make_topic
 
@@ -155,7 +155,7 @@ def test_a_zero_in_a_field_s_name_is_refused_before_the_first_record(tmp_path: P
 def test_a_number_within_a_list_that_its_column_can_not_keep_costs_its_row_alone() -> None:
     given = pa.table({"x": pa.array([[1], [2], [2**40], [4]], pa.list_(pa.int64()))})
     with pytest.raises(RowRefusedError, match="row 3 of 4") as told:
-        in_sink_schema(given, pa.schema([("x", pa.list_(pa.int32()))]), ())
+        cast_to_sink_schema(given, pa.schema([("x", pa.list_(pa.int32()))]), ())
     assert sorted(told.value.reasons) == [2]
 
 

@@ -188,7 +188,7 @@ def test_who_was_replaced_can_write_nothing(
     ours = members.offsets(members.first, "a", 5)
     begin(home, closing)
     with pytest.raises(TermOverError):
-        first.check_term()
+        first.raise_if_term_over()
     with pytest.raises(TermOverError):
         commit(first, name, known, 1, ours)
     with pytest.raises(TermOverError):

@@ -25,7 +25,7 @@ from kohort.region.sinks import Keep, Sink, sql_table
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.sinks.rows import RowRefusedError
-from kohort.region.sinks.sql_dialects import Postgres
+from kohort.region.sinks.sql_dialects import PostgresDialect
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
 from tests.region import place_runs as runs
@@ -465,7 +465,7 @@ def test_who_comes_second_waits_and_finds_it_done(postgres: Server) -> None:
 
 def test_without_the_lock_nobody_waits(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """The fault that the test before must find."""
-    monkeypatch.setattr(Postgres, "locked", "")
+    monkeypatch.setattr(PostgresDialect, "locked", "")
     with pytest.raises(AssertionError):
         test_who_comes_second_waits_and_finds_it_done(postgres)
 

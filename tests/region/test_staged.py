@@ -17,7 +17,7 @@ from kohort.errors import InvalidInputError
 from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.work_queue import SMALL_TABLES
 from kohort.region.files import SYSTEM, Output
-from kohort.region.sinks.staged_files import dictionary_columns, parquet_content, write_parquet
+from kohort.region.sinks.staged_files import dictionary_columns, encode_parquet, write_parquet
 from kohort.region.staged import StagedKey, check_member
 from tests.region.conftest import Collected
 
@@ -144,7 +144,7 @@ def test_columns_that_repeat_their_values_alone_have_a_dictionary() -> None:
     columns = [name for name in table.column_names if name not in ("offset", "line")]
     leaves = ["record.at", "record.tags.list.element", "marks.key_value.key", "marks.key_value.value"]
     assert dictionary_columns(table) == [*columns[:-2], *leaves]
-    content = parquet_content(table, "here", "zstd", None)
+    content = encode_parquet(table, "here", "zstd", None)
     group = pq.read_metadata(pa.BufferReader(content)).row_group(0)
     written = [group.column(number) for number in range(group.num_columns)]
     assert [column.path_in_schema for column in written if not column.has_dictionary_page] == ["offset", "line"]
@@ -154,12 +154,12 @@ def test_columns_that_repeat_their_values_alone_have_a_dictionary() -> None:
 def test_few_rows_are_written_with_or_without_a_dictionary() -> None:
     for count in range(3):
         table = pa.table({"number": pa.array(range(count), pa.int64()), "same": pa.array([7] * count, pa.int64())})
-        assert pq.read_table(pa.BufferReader(parquet_content(table, "here", "zstd", None))).equals(table)
+        assert pq.read_table(pa.BufferReader(encode_parquet(table, "here", "zstd", None))).equals(table)
 
 
 def test_a_file_for_a_store_is_not_copied() -> None:
     table = pa.table({"id": range(10)})
-    content = parquet_content(table, "here", "zstd", None)
+    content = encode_parquet(table, "here", "zstd", None)
     assert not isinstance(content.obj, bytes) and content.format == "B"
     assert pq.read_table(pa.BufferReader(content)).equals(table)
 

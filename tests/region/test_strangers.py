@@ -16,7 +16,7 @@ import pytest
 
 from kohort import Consumer, Producer, TopicPartition
 from kohort.errors import InvalidInputError, TimedOutError
-from kohort.io.channel import greet_listener
+from kohort.io.channel import authenticate_listener
 from kohort.region import ParquetFolder, leader_election, messages, server
 from kohort.region.message_codec import decode_order, encode
 from kohort.region.record_codec import key_of, value_of
@@ -161,7 +161,7 @@ def test_topic_has_no_secret_and_its_reader_gets_no_connection(
     guesses += [bytes(32), RegionKey(b"", "").token(name, address.term)]
     for guess in guesses:
         with socket.create_connection((address.host, address.port), 60) as sock, pytest.raises(OSError):  # noqa: PT011
-            greet_listener(sock, guess)
+            authenticate_listener(sock, guess)
 
 
 def test_request_that_deletes_rows_is_declined_unless_it_says_which(

@@ -84,9 +84,9 @@ class Volume:
 def _related(one: Change, other: Change) -> bool:
     """Return whether two calls name the same thing or use the same name: no file system reorders those."""
     return any(
-        (node is not None and node is another) or (folder is where and name == other_name)
+        (node is not None and node is another) or (folder is where and name == other_name_error)
         for folder, name, node in one
-        for where, other_name, another in other
+        for where, other_name_error, another in other
     )
 
 

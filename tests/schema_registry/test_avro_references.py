@@ -13,8 +13,8 @@ import pytest
 
 from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.schema_registry.avro_limits import measured_schema
-from kohort.schema_registry.avro_references import definition_name, full_name, whole_avro
+from kohort.schema_registry.avro_limits import check_avro_schema
+from kohort.schema_registry.avro_references import definition_name, full_name, inline_avro_references
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.prefix import UnusableSchemaError
 from kohort.spark.options import parse_options
@@ -127,12 +127,12 @@ def test_types_stand_where_they_are_used_first() -> None:
     letters = {"type": "enum", "name": "E", "symbols": ["X"]}
     inner = {"type": "record", "name": "Outer", "namespace": "a", "fields": [{"name": "in", "type": letters}]}
     text = '{"type": "map", "values": ["null", "a.E", "a.Outer", {"type": "a.E"}]}'
-    whole = json.loads(whole_avro(text, [("a.Outer", json.dumps(inner))], "the schema"))
+    whole = json.loads(inline_avro_references(text, [("a.Outer", json.dumps(inner))], "the schema"))
     assert whole["values"][1] == {"type": "enum", "name": "a.E", "symbols": ["X"]}
     assert whole["values"][2]["fields"] == [{"name": "in", "type": "a.E"}]
     assert whole["values"][3] == "a.E"
-    assert whole_avro('"int"', [], "the schema") == '"int"'
-    assert json.loads(whole_avro('"a.Outer"', [("a.Outer", json.dumps(inner))], "it"))["name"] == "a.Outer"
+    assert inline_avro_references('"int"', [], "the schema") == '"int"'
+    assert json.loads(inline_avro_references('"a.Outer"', [("a.Outer", json.dumps(inner))], "it"))["name"] == "a.Outer"
 
 
 def nested(levels: int, inner: str) -> str:
@@ -144,7 +144,7 @@ def test_type_that_is_named_within_an_object_is_defined_there() -> None:
     letters = json.dumps({"type": "enum", "name": "a.E", "symbols": ["X"]})
     fields = [{"name": name, "type": {"type": "a.E", "doc": "a letter"}} for name in ("first", "second")]
     text = json.dumps({"type": "record", "name": "b.R", "fields": fields})
-    made, _ = measured_schema(whole_avro(text, [("a.E", letters)], "the schema"), "the schema")
+    made, _ = check_avro_schema(inline_avro_references(text, [("a.E", letters)], "the schema"), "the schema")
     assert [field["type"] for field in made["fields"]] == [{**json.loads(letters)}, "a.E"]
 
 
@@ -152,7 +152,7 @@ def test_no_nesting_ends_in_an_error_of_python() -> None:
     for depth in range(800, 1000):
         text = '{"type": "record", "name": "b.R", "other": ' + "[" * depth + "]" * depth + ', "fields": []}'
         with contextlib.suppress(UnusableSchemaError):
-            whole_avro(text, [("b", '"int"')], "the schema")
+            inline_avro_references(text, [("b", '"int"')], "the schema")
 
 
 DEEP = {"type": "record", "name": "b", "fields": [{"name": "x", "type": json.loads(nested(100, '"int"'))}]}
@@ -168,7 +168,7 @@ HOSTILE = {
 def test_hostile_reference_is_refused(kind: str) -> None:
     text, part = HOSTILE[kind]
     with pytest.raises(UnusableSchemaError, match="is no Avro schema|nested deeper than 150"):
-        whole_avro(text, [("b", part)], "the schema")
+        inline_avro_references(text, [("b", part)], "the schema")
 
 
 def test_recursive_reference_makes_the_record_bad() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from kohort.schema_registry.embedded import LEVELS, incompatibilities, unreadable
+from kohort.schema_registry.embedded import LEVELS, avro_incompatibilities, unreadable
 
 
 def record(*fields: tuple[Any, ...], name: str = "R", **more: Any) -> Any:
@@ -105,4 +105,4 @@ NEEDED = json.dumps(record(("a", "int"), ("b", "int")))
 )
 def test_level_says_what_is_compared(level: str, new: str, olds: list[str], fits: bool) -> None:
     assert level in LEVELS
-    assert (incompatibilities(level, new, olds) == []) is fits
+    assert (avro_incompatibilities(level, new, olds) == []) is fits

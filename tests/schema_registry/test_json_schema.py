@@ -14,7 +14,7 @@ from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.schema_registry import json_values
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
-from kohort.schema_registry.json_values import json_check, json_writer
+from kohort.schema_registry.json_values import json_schema_checker, json_writer
 from tests.schema_registry.raw_registry import http_answer, raw_registry
 
 DRAFT_3 = "http://json-schema.org/draft-03/schema#"
@@ -287,26 +287,26 @@ def doubling(keyword: str, levels: int = 40) -> dict[str, Any]:
 )
 def test_a_check_takes_bounded_time(monkeypatch: pytest.MonkeyPatch, schema: Any, value: Any) -> None:
     monkeypatch.setattr(json_values, "CHECK_CPU_S", 0.5)
-    check = json_check(json.dumps(schema))
+    check = json_schema_checker(json.dumps(schema))
     with pytest.raises(InvalidInputError, match=r"more than 0.5 s of processor time"):
         check(value)
-    assert json_check("{}")(value) is None, "the next check has a time of its own"
+    assert json_schema_checker("{}")(value) is None, "the next check has a time of its own"
 
 
 def test_a_pattern_of_many_instructions_is_not_searched_for_in_long_texts() -> None:
     """RE2 takes 14 s for this one where each state has hundreds of places, and can't be stopped."""
-    check = json_check(json.dumps({"pattern": "(?:a{0,100}){10}b"}))
+    check = json_schema_checker(json.dumps({"pattern": "(?:a{0,100}){10}b"}))
     check("a" * 10_000 + "b")
     with pytest.raises(InvalidInputError, match="could take too long for a text of 1000000 characters"):
         check("a" * 1_000_000)
-    json_check(json.dumps({"pattern": "^[a-z]+$"}))("a" * 1_000_000)
+    json_schema_checker(json.dumps({"pattern": "^[a-z]+$"}))("a" * 1_000_000)
 
 
 @pytest.mark.parametrize("keyword", ["anyOf", "oneOf", "type"])
 def test_errors_of_alternatives_are_not_kept(keyword: str) -> None:
     """The text of each has the value in it: 2,000 of them took 400 MB for this one."""
     branches = [{"type": "integer", "title": f"branch {number}"} for number in range(2_000)]
-    check = json_check(json.dumps({keyword: branches, **({"$schema": DRAFT_3} if keyword == "type" else {})}))
+    check = json_schema_checker(json.dumps({keyword: branches, **({"$schema": DRAFT_3} if keyword == "type" else {})}))
     tracemalloc.start()
     try:
         with pytest.raises(InvalidInputError, match="is not of the schema"):
@@ -338,7 +338,7 @@ def test_keywords_of_our_own_decide_as_jsonschema_does(schema: Any, value: Any, 
 
     assert validator_for(schema)(schema).is_valid(value) is is_valid
     try:
-        json_check(json.dumps(schema))(value)
+        json_schema_checker(json.dumps(schema))(value)
     except InvalidInputError:
         assert not is_valid
     else:
@@ -347,7 +347,7 @@ def test_keywords_of_our_own_decide_as_jsonschema_does(schema: Any, value: Any, 
 
 def test_unique_items_are_compared_in_one_pass() -> None:
     """The library compares every pair of 20,000 objects: minutes."""
-    check = json_check('{"uniqueItems": true}')
+    check = json_schema_checker('{"uniqueItems": true}')
     check([{"id": number} for number in range(20_000)])
     with pytest.raises(InvalidInputError, match="is not of the schema"):
         check([{"id": number % 19_999} for number in range(20_000)])

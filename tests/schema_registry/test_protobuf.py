@@ -20,7 +20,7 @@ from kohort.schema_registry.protobuf_schemas import (
     IMPORTS_MAX,
     ProtobufSchema,
     compiled,
-    indexes_bytes,
+    encode_indexes,
     read_indexes,
 )
 from kohort.schema_registry.protobuf_values import MESSAGES_MAX, protobuf_reader, protobuf_writer
@@ -307,7 +307,7 @@ def test_messages_of_many_fields_within_others_have_a_lower_bound() -> None:
 
 def test_indexes_are_zigzag_varints() -> None:
     for indexes in ((0,), (1,), (0, 0), (3, 64, 8191), (2**31 - 1,)):
-        data = PREFIX + indexes_bytes(indexes) + b"x"
+        data = PREFIX + encode_indexes(indexes) + b"x"
         assert read_indexes(data) == (indexes, len(data) - 1)
     assert read_indexes(PREFIX + b"\2\0x") == ((0,), 7), "the long form of the first message"
 
@@ -557,6 +557,8 @@ def test_descriptor_in_base64_is_a_schema() -> None:
     schema = compiled(text, (("x/a.proto", A),), "the schema")
     assert protobuf_reader(schema, 1 << 20)(PREFIX + b"\0\x0a\2\x08\7") == {"a": {"a": 7}}
     assert schema.identity() == compiled(USES_A, (("x/a.proto", A),), "the schema").identity()
-    assert ProtobufSchema.of_set(schema.set_text(), "it").message_named("p.U").full_name == "p.U"
+    assert (
+        ProtobufSchema.from_descriptor_set(schema.descriptor_set_text(), "it").message_named("p.U").full_name == "p.U"
+    )
     with pytest.raises(KafkaError, match="no descriptor set"):
-        ProtobufSchema.of_set("%", "it")
+        ProtobufSchema.from_descriptor_set("%", "it")

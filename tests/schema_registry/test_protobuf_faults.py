@@ -21,7 +21,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.schema_registry import protobuf_schemas, protobuf_values, registry
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.prefix import UnusableSchemaError
-from kohort.schema_registry.protobuf_schemas import _BASE64, ProtobufSchema, compiled, indexes_bytes
+from kohort.schema_registry.protobuf_schemas import _BASE64, ProtobufSchema, compiled, encode_indexes
 from kohort.schema_registry.protobuf_values import MessageReaders, protobuf_reader, protobuf_writer
 from tests.schema_registry.raw_registry import http_answer, raw_registry
 
@@ -191,11 +191,11 @@ def test_index_that_names_no_message_costs_no_list(monkeypatch: pytest.MonkeyPat
     read = protobuf_reader(schema, 1 << 22)
     for indexes in ((9,), (0, 9)):
         with pytest.raises(CorruptDataError, match="has no message"):
-            read(PREFIX + indexes_bytes(indexes))
+            read(PREFIX + encode_indexes(indexes))
     monkeypatch.setattr(schema, "file", None)  # it is not asked again
     for indexes in ((9,), (0, 9)):
         with pytest.raises(CorruptDataError, match="has no message"):
-            read(PREFIX + indexes_bytes(indexes))
+            read(PREFIX + encode_indexes(indexes))
 
 
 def test_group_counts_as_an_index_for_some_clients_only() -> None:
@@ -229,8 +229,8 @@ def test_message_that_can_not_be_read_is_refused_each_time() -> None:
     read = reader_of(HALF)
     for body in (b"\x08\7\x18\x09", b"\x08\7", b"\x12\2\x10\7"):
         with pytest.raises(CorruptDataError, match="the default of a is not UTF-8"):
-            read(PREFIX + indexes_bytes((1,)) + body)
-    assert read(PREFIX + indexes_bytes((2,)) + b"\x08\1") == {"o": 1}
+            read(PREFIX + encode_indexes((1,)) + body)
+    assert read(PREFIX + encode_indexes((2,)) + b"\x08\1") == {"o": 1}
 
 
 def test_chain_of_messages_is_read() -> None:
@@ -249,11 +249,11 @@ class _PausedReaders(MessageReaders):
         super().__init__()
         self.inside, self.others = threading.Event(), threading.Event()
 
-    def field_reader(self, field: Any) -> Any:
+    def field_converter(self, field: Any) -> Any:
         if not self.inside.is_set():
             self.inside.set()
             self.others.wait(0.2)
-        return super().field_reader(field)
+        return super().field_converter(field)
 
 
 def test_threads_share_no_half_made_reader() -> None:
@@ -261,7 +261,7 @@ def test_threads_share_no_half_made_reader() -> None:
     message, readers, found = schema.message_named("M"), _PausedReaders(), []
 
     def take() -> None:
-        found.append(sorted(readers.message_reader(message)._convert))
+        found.append(sorted(readers.message_converter(message)._convert))
         readers.others.set()
 
     first = threading.Thread(target=take)

@@ -27,7 +27,7 @@ RARE: set[Seen] = {
     ("PreparingRebalance", "LeaveGroup", "Stable"),
     ("PreparingRebalance", "timer SESSION", "Stable"),
     ("Stable", "ConsumerAnswered", "PreparingRebalance"),
-    ("Stable", "OwnersMissing", "PreparingRebalance"),
+    ("Stable", "OwnerNodesDeleted", "PreparingRebalance"),
     ("Stable", "timer BACKOFF", "PreparingRebalance"),
 }
 """Transitions of the table that occur in few runs."""

@@ -7,7 +7,7 @@ from simulation.remote.kafka import Kafka
 from simulation.remote.partition import Author, Partition
 
 from kohort.errors import ErrorCode
-from kohort.journal.sealing import packed_pair
+from kohort.journal.sealing import encode_single_record
 from kohort.wire.batch import seal_batch
 
 NONE, FENCED = ErrorCode.NONE, ErrorCode.INVALID_PRODUCER_EPOCH
@@ -16,7 +16,7 @@ UNKNOWN_KIND = b"\x30\x39"
 
 
 def batch(producer_id: int, epoch: int, sequence: int, key: bytes = b"k") -> bytes:
-    payload, count = packed_pair(UNKNOWN_KIND + key, b"v")
+    payload, count = encode_single_record(UNKNOWN_KIND + key, b"v")
     facts = {"producer_id": producer_id, "producer_epoch": epoch, "base_sequence": sequence}
     return bytes(seal_batch(payload, count, (count - 1, 0, 0), facts))  # type: ignore[arg-type]
 

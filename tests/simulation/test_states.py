@@ -72,7 +72,7 @@ RARE: dict[str, set[Seen]] = {
         ("PreparingRebalance", "LeaveGroup", "Stable"),
         ("PreparingRebalance", "timer SESSION", "Stable"),
         ("Stable", "ConsumerAnswered", "PreparingRebalance"),
-        ("Stable", "OwnersMissing", "PreparingRebalance"),
+        ("Stable", "OwnerNodesDeleted", "PreparingRebalance"),
         ("Stable", "timer BACKOFF", "PreparingRebalance"),
         ("Stable", "timer PING", "PreparingRebalance"),
     },

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohort.errors import KafkaError
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from kohort.zookeeper import free_ports
 from tests.support.supervise import descendants
 
@@ -77,7 +77,7 @@ class Part:
             KafkaError: it ended, or was not ready in time.
         """
         with self.output.open("wb") as output, self.log.open("ab") as log:
-            self.process = start_tied(self.command, stdout=output, stderr=log)
+            self.process = start_dependent_child(self.command, stdout=output, stderr=log)
         self.started += 1
         deadline = time.monotonic() + READY_S
         while self.prints_ready and not self.output.read_bytes().startswith(b"ready "):

@@ -98,7 +98,7 @@ def place(servers: str) -> Iterator[Place]:
 @pytest.fixture
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' process keeps its own answer to SIGTERM."""
-    monkeypatch.setattr("kohort.spark.source.readers.SigtermExit.install", lambda ending: None)
+    monkeypatch.setattr("kohort.spark.source.readers.SigtermHandler.install", lambda ending: None)
 
 
 def declared(source: KohortDataSource) -> StructType:

@@ -14,7 +14,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source.group_offsets import changed_option_texts
+from kohort.spark.source.group_offsets import changed_option_warnings
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -104,8 +104,9 @@ def test_an_unchanged_subscription_is_not_reported() -> None:
     spans = {place: OffsetRange(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned()}
     before = BatchOffset("q", 1, 1, spans, {}, "g")
     for more in ({"assign": '{"a": [0]}'}, {"subscribe": "a,b"}, {"subscribePattern": "."}):
-        assert changed_option_texts(parse_options(given | more), before) == []
+        assert changed_option_warnings(parse_options(given | more), before) == []
         assert (
-            changed_option_texts(parse_options(given | more | {"group.id": "h"}), BatchOffset("q", 1, 1, spans)) == []
+            changed_option_warnings(parse_options(given | more | {"group.id": "h"}), BatchOffset("q", 1, 1, spans))
+            == []
         )
-    assert len(changed_option_texts(parse_options(given | {"subscribe": "b"}), before)) == 2
+    assert len(changed_option_warnings(parse_options(given | {"subscribe": "b"}), before)) == 2

@@ -26,7 +26,7 @@ from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.exporter import LagExporter
 from kohort.lag.snapshot import GroupReading
 from kohort.region.sinks.object_store import ObjectStore
-from kohort.spark.checkpoint_lag import SparkCheckpoints, StoreFiles
+from kohort.spark.checkpoint_lag import ObjectStoreFiles, SparkCheckpoints
 
 pytestmark = LAST_RESORT
 KINDS = ("kafka", "kohort")
@@ -176,7 +176,7 @@ def test_store_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    assert StoreFiles("s3://bucket/ck").place == "s3://bucket/ck"
+    assert ObjectStoreFiles("s3://bucket/ck").place == "s3://bucket/ck"
     assert "does not answer" in str(read("s3://bucket/ck")["ck"])
 
 

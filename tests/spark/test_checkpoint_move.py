@@ -19,7 +19,7 @@ from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_move import BEFORE, CheckpointLog
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source.kafka_offsets import initial_bytes, read_initial
+from kohort.spark.source.kafka_offsets import encode_initial_offsets, parse_initial_offsets
 
 pytestmark = LAST_RESORT
 HEAD = 'v1\n{"batchWatermarkMs":0,"conf":{}}\n'
@@ -40,7 +40,7 @@ def write(
             (folder / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
     if initial is not None:
         (folder / "sources" / "1").mkdir(parents=True)
-        (folder / "sources" / "1" / "0").write_bytes(initial_bytes(initial))
+        (folder / "sources" / "1" / "0").write_bytes(encode_initial_offsets(initial))
     return folder
 
 
@@ -97,7 +97,7 @@ def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: P
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, -1)
     CheckpointLog(folder).convert("kafka", no_group).write()
     assert source_lines(folder, 0)[-1] == '{"t":{"0":7}}'
-    assert read_initial((folder / "sources" / "1" / "0").read_bytes()) == {T0: 2}
+    assert parse_initial_offsets((folder / "sources" / "1" / "0").read_bytes()) == {T0: 2}
 
 
 @pytest.mark.parametrize("done", [5, 4], ids=["finished", "unfinished"])

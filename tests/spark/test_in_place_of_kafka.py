@@ -13,7 +13,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort import Admin, Broker, InvalidInputError, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.spark import register
-from kohort.spark.in_place_of_kafka import CHANGES, cover_everything, without_source_packages
+from kohort.spark.in_place_of_kafka import CHANGES, replace_kafka_everywhere, without_source_packages
 from kohort.spark.registration import require_pyspark
 
 pytestmark = LAST_RESORT
@@ -81,7 +81,7 @@ def test_pyspark_that_is_too_old_is_named_with_the_one_that_is_needed(
     with pytest.raises(InvalidInputError, match=f"needs PySpark 4.2 or newer, and this Python has {version}: pip"):
         register(None)  # type: ignore[arg-type]
     with pytest.raises(InvalidInputError, match=version):
-        cover_everything()
+        replace_kafka_everywhere()
 
 
 def test_a_job_that_fails_ends_as_it_would_alone(tmp_path: Path) -> None:

@@ -18,7 +18,13 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.spark.checkpoint_move import CheckpointLog as Moved
 from kohort.spark.source.checkpoint_lines import OffsetLogFile
-from kohort.spark.source.kafka_offsets import initial_bytes, is_kafka_offset, kafka_offset, positions_of, read_initial
+from kohort.spark.source.kafka_offsets import (
+    encode_initial_offsets,
+    format_kafka_offset,
+    is_kafka_offset,
+    parse_initial_offsets,
+    parse_kafka_offset,
+)
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -135,7 +141,7 @@ def test_an_empty_range_of_a_converted_first_batch_is_not_read_again(place: Plac
     filled(place)
     for folder in ("offsets", "sources/0"):
         (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "sources/0/0").write_bytes(initial_bytes(dict(zip(place.partitions(), (3, 5), strict=True))))
+    (tmp_path / "sources/0/0").write_bytes(encode_initial_offsets(dict(zip(place.partitions(), (3, 5), strict=True))))
     (tmp_path / "offsets/0").write_text("v1\n{}\n" + offset(place, 10, 5))
     Moved(tmp_path).convert("kohort", lambda group: {}).write()
     converted = (tmp_path / "offsets/0").read_text().split("\n")[-1]
@@ -187,9 +193,9 @@ def test_assigned_partitions_are_taken_over(place: Place) -> None:
 
 @given(POSITIONS)
 def test_the_form_of_sparks_source_round_trips(positions: dict[TopicPartition, int]) -> None:
-    assert is_kafka_offset(kafka_offset(positions))
-    assert positions_of(kafka_offset(positions)) == positions
-    assert read_initial(initial_bytes(positions)) == positions
+    assert is_kafka_offset(format_kafka_offset(positions))
+    assert parse_kafka_offset(format_kafka_offset(positions)) == positions
+    assert parse_initial_offsets(encode_initial_offsets(positions)) == positions
 
 
 def test_a_topic_may_be_named_kohort_and_a_pattern_may_have_matched_nothing() -> None:
@@ -198,13 +204,13 @@ def test_a_topic_may_be_named_kohort_and_a_pattern_may_have_matched_nothing() ->
 
 
 def test_initial_offsets_of_spark_2_have_no_version() -> None:
-    assert read_initial(b'{"t":{"0":7}}') == {TopicPartition("t", 0): 7}
+    assert parse_initial_offsets(b'{"t":{"0":7}}') == {TopicPartition("t", 0): 7}
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x00v1\n", b"\x00v1\n[1]", b'\x00v1\n{"t":{"0":-1}}', b"\xff"])
 def test_initial_offsets_that_are_something_else_are_refused(raw: bytes) -> None:
     with pytest.raises(CorruptDataError, match="initial offsets of Spark's Kafka source"):
-        read_initial(raw)
+        parse_initial_offsets(raw)
 
 
 @pytest.mark.parametrize(

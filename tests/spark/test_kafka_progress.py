@@ -13,7 +13,7 @@ from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from kohort.ids import TopicPartition
 from kohort.spark import kafka_progress
-from kohort.spark.kafka_progress import in_kafka_form, progress_in_kafka_form
+from kohort.spark.kafka_progress import progress_in_kafka_form, source_progress_in_kafka_form
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.query import lag_report
@@ -41,7 +41,9 @@ def source(start: Any, end: Any, ends: dict[TopicPartition, int] | None, group: 
 
 
 def test_offsets_are_by_topic_and_partition_and_lag_is_a_metric() -> None:
-    found = in_kafka_form(source(batch((ONE, 0, 1), (TWO, 0, 4)), batch((ONE, 1, 2), (TWO, 4, 4)), {ONE: 7, TWO: 4}))
+    found = source_progress_in_kafka_form(
+        source(batch((ONE, 0, 1), (TWO, 0, 4)), batch((ONE, 1, 2), (TWO, 4, 4)), {ONE: 7, TWO: 4})
+    )
     assert found is not None
     assert found["startOffset"] == {"t": {"0": 1, "1": 4}} and found["endOffset"] == {"t": {"0": 2, "1": 4}}
     assert found["latestOffset"] == {"t": {"0": 7, "1": 4}}
@@ -61,7 +63,7 @@ def test_offsets_that_are_text_stay_text() -> None:
     """Spark Connect's `lastProgress` has them so, and listeners there have objects."""
     objects = source(None, batch((ONE, 0, 2)), {ONE: 7})
     text = {name: json.dumps(value) for name, value in objects.items() if name in ("endOffset", "latestOffset")}
-    found, same = in_kafka_form(objects | text), in_kafka_form(objects)
+    found, same = source_progress_in_kafka_form(objects | text), source_progress_in_kafka_form(objects)
     assert found is not None and same is not None
     assert found["endOffset"] == '{"t":{"0":2}}' and found["latestOffset"] == '{"t":{"0":7}}'
     assert found["startOffset"] is None and found["metrics"] == same["metrics"]
@@ -69,18 +71,18 @@ def test_offsets_that_are_text_stay_text() -> None:
 
 @pytest.mark.parametrize("start", [None, batch()], ids=["no offset", "the query's identity alone"])
 def test_first_batch_has_no_start(start: Any) -> None:
-    found = in_kafka_form(source(start, batch((ONE, 0, 2)), {ONE: 2}, group=None))
+    found = source_progress_in_kafka_form(source(start, batch((ONE, 0, 2)), {ONE: 2}, group=None))
     assert found is not None and found["startOffset"] is None and "group" not in found["metrics"]
 
 
 def test_batch_after_one_of_sparks_own_source_starts_at_its_end() -> None:
-    found = in_kafka_form(source({"t": {"0": 5}}, batch((ONE, 5, 6)), None))
+    found = source_progress_in_kafka_form(source({"t": {"0": 5}}, batch((ONE, 5, 6)), None))
     assert found is not None and found["startOffset"] == {"t": {"0": 5}}
     assert found["latestOffset"] is None and "metrics" not in found
 
 
 def test_partition_that_the_batch_does_not_have_is_not_behind() -> None:
-    found = in_kafka_form(source(None, batch((ONE, 0, 2)), {ONE: 2, TWO: 9}))
+    found = source_progress_in_kafka_form(source(None, batch((ONE, 0, 2)), {ONE: 2, TWO: 9}))
     assert found is not None and found["metrics"]["maxOffsetsBehindLatest"] == "0"
 
 
@@ -96,7 +98,7 @@ def test_partition_that_the_batch_does_not_have_is_not_behind() -> None:
     ids=["kafka", "rate", "none", "a topic of that name", "a socket"],
 )
 def test_progress_of_other_sources_is_left_alone(other: dict[str, Any]) -> None:
-    assert in_kafka_form(other) is None and progress_in_kafka_form({"sources": [other]}) is None
+    assert source_progress_in_kafka_form(other) is None and progress_in_kafka_form({"sources": [other]}) is None
 
 
 def test_progress_of_connect_and_of_a_query_is_made_of_the_same_json() -> None:

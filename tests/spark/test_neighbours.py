@@ -19,8 +19,8 @@ from kohort.spark.source.membership import (
     DESCRIPTIONS_MAX,
     SourceMembership,
     SubscriptionCheck,
-    has_subscriptions,
-    warning_of,
+    reports_all_subscriptions,
+    subscription_warning,
 )
 
 pytestmark = pytest.mark.filterwarnings("default")
@@ -182,19 +182,19 @@ def group(*members: MemberDescription) -> GroupDescription:
 def test_what_counts_as_other_topics(
     me: MemberDescription, pattern: str | None, other: MemberDescription, warns: bool
 ) -> None:
-    assert (warning_of(group(me, other), "a", pattern) is not None) is warns
+    assert (subscription_warning(group(me, other), "a", pattern) is not None) is warns
 
 
 def test_the_first_few_are_named() -> None:
-    text = warning_of(group(member("a", "x"), *(member(f"b{number}", "y") for number in range(7))), "a")
+    text = subscription_warning(group(member("a", "x"), *(member(f"b{number}", "y") for number in range(7))), "a")
     assert text is not None
     assert text.count(" at 127.0.0.1 to y") == 5 and "client-b4" in text and "; 2 more. " in text
 
 
 def test_nothing_is_concluded_while_a_classic_group_shows_no_subscriptions() -> None:
-    assert has_subscriptions(group(member("a", "x"), member("b", "y")), "a")
-    assert not has_subscriptions(group(member("a", "x"), member("b", reported=False)), "a")
-    assert not has_subscriptions(group(member("b", "y")), "a"), "another group has the name by now"
+    assert reports_all_subscriptions(group(member("a", "x"), member("b", "y")), "a")
+    assert not reports_all_subscriptions(group(member("a", "x"), member("b", reported=False)), "a")
+    assert not reports_all_subscriptions(group(member("b", "y")), "a"), "another group has the name by now"
 
 
 def test_a_group_that_never_tells_is_asked_a_few_times(broker: Broker) -> None:

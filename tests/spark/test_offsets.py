@@ -10,7 +10,14 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, Stamp, resume_at
+from kohort.spark.source.batch_offset import (
+    BatchOffset,
+    CheckpointPosition,
+    CommitStamp,
+    Committed,
+    OffsetRange,
+    choose_start_offset,
+)
 
 A0, A10, B1 = TopicPartition("a", 0), TopicPartition("a", 10), TopicPartition("b", 1)
 
@@ -64,13 +71,13 @@ def test_a_later_form_is_refused() -> None:
 
 
 def test_stamps_survive_metadata_and_strangers_have_none() -> None:
-    stamp = Stamp("q", 12)
-    assert Stamp.from_metadata(stamp.to_metadata()) == stamp
-    assert Stamp.from_metadata('{"query":"q","batch":12}') == stamp
-    of_a_topic = Stamp("q", 12, UUID(int=1))
-    assert Stamp.from_metadata(of_a_topic.to_metadata()) == of_a_topic
+    stamp = CommitStamp("q", 12)
+    assert CommitStamp.from_metadata(stamp.to_metadata()) == stamp
+    assert CommitStamp.from_metadata('{"query":"q","batch":12}') == stamp
+    of_a_topic = CommitStamp("q", 12, UUID(int=1))
+    assert CommitStamp.from_metadata(of_a_topic.to_metadata()) == of_a_topic
     for stranger in (None, "", "text", "[1]", "{}", '{"query":"q"}', "5", '{"query":"q","batch":1,"topic":5}'):
-        assert Stamp.from_metadata(stranger) is None
+        assert CommitStamp.from_metadata(stranger) is None
 
 
 @pytest.mark.parametrize(
@@ -79,17 +86,20 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
         (None, None, None),
         (None, 40, 40),
         (Committed(30), None, 30),
-        (Committed(30, Stamp("mine", 4)), 40, 40),
-        (Committed(29, Stamp("mine", 4)), 40, 29),
-        (Committed(50, Stamp("mine", 4)), 40, 50),
-        (Committed(30, Stamp("mine", 5)), 40, 30),
-        (Committed(30, Stamp("mine", 6)), 40, 30),
-        (Committed(30, Stamp("other", 4)), 40, 30),
-        (Committed(50, Stamp("other", 4)), 40, 50),
+        (Committed(30, CommitStamp("mine", 4)), 40, 40),
+        (Committed(29, CommitStamp("mine", 4)), 40, 29),
+        (Committed(50, CommitStamp("mine", 4)), 40, 50),
+        (Committed(30, CommitStamp("mine", 5)), 40, 30),
+        (Committed(30, CommitStamp("mine", 6)), 40, 30),
+        (Committed(30, CommitStamp("other", 4)), 40, 30),
+        (Committed(50, CommitStamp("other", 4)), 40, 50),
         (Committed(30), 40, 30),
     ],
 )
 def test_the_checkpoint_counts_only_above_a_commit_of_an_earlier_batch_of_its_own_query(
     committed: Committed | None, checkpoint: int | None, start: int | None
 ) -> None:
-    assert resume_at("mine", committed, None if checkpoint is None else Reached(30, checkpoint, 5)) == start
+    assert (
+        choose_start_offset("mine", committed, None if checkpoint is None else CheckpointPosition(30, checkpoint, 5))
+        == start
+    )

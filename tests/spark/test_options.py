@@ -18,7 +18,7 @@ from kohort.settings.config import settings
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import distance
-from kohort.spark.options import client_settings, parse_options, parse_partition_offsets, partitions_of_json
+from kohort.spark.options import client_settings, parse_options, parse_partition_lists, parse_partition_offsets
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.source.bounds import ending_bound, starting_bound
@@ -157,7 +157,7 @@ def test_in_a_region_limits_count_and_a_start_is_taken_without_effect() -> None:
 
 
 def test_json_forms() -> None:
-    assert partitions_of_json("assign", '{"b":[1,0],"a":[2]}') == (
+    assert parse_partition_lists("assign", '{"b":[1,0],"a":[2]}') == (
         TopicPartition("a", 2),
         TopicPartition("b", 0),
         TopicPartition("b", 1),
@@ -172,7 +172,7 @@ def test_json_forms() -> None:
             parse_partition_offsets("startingOffsets", bad)
     for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}'):
         with pytest.raises(InvalidInputError, match="assign must be JSON"):
-            partitions_of_json("assign", bad)
+            parse_partition_lists("assign", bad)
 
 
 def test_refused_word_of_offsets_names_the_words_that_are_known() -> None:

@@ -14,7 +14,7 @@ import sys, threading, time
 from kohort.spark.source import readers
 
 readers.AGAIN_S, readers.LEAVING_S = 0.2, 0.2
-ending = readers.SigtermExit()
+ending = readers.SigtermHandler()
 ending.install()
 swallow, leaves = int(sys.argv[1]), sys.argv[2]
 
@@ -82,7 +82,7 @@ RUNNER = """
 import sys
 from kohort.spark.source import readers
 
-ending = readers.SigtermExit()
+ending = readers.SigtermHandler()
 ending.install()
 try:
     try:

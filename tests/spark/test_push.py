@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT, STILL_S, until
 
 from kohort import Broker, Consumer
 from kohort.errors import CommitFailedError, OffsetError
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), LAST_RESORT]
@@ -202,7 +202,7 @@ with Consumer(servers, group_id=group, auto_offset_reset="earliest", enable_auto
 
     def __init__(self, servers: str, group: str, topic: str, session_ms: int) -> None:
         arguments = [servers, group, topic, str(session_ms)]
-        self.process = start_tied([sys.executable, "-c", self.PROGRAM, *arguments], stdout=subprocess.PIPE)
+        self.process = start_dependent_child([sys.executable, "-c", self.PROGRAM, *arguments], stdout=subprocess.PIPE)
         self.read: list[tuple[int, int]] = []
         self._thread = threading.Thread(target=self._hear, daemon=True)
         self._thread.start()

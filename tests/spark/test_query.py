@@ -136,7 +136,7 @@ def test_query_with_state_is_warned_of_other_members_once_for_each_change(
     stage.produce(10)
     query, plain = closing(stage.query()), "keeps state"
     first = trigger(query, BatchOffset("q1"))
-    query.note_state()
+    query.record_stateful()
     assert query.sink_done(first)
     idle(query, first)
     assert plain not in caplog.text, "it has all partitions"

@@ -13,7 +13,7 @@ from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.name_patterns import matcher
 from kohort.spark.options import parse_options
-from kohort.spark.topic_pattern import NEVER, as_glob, topic_pattern
+from kohort.spark.topic_pattern import NEVER, glob_hint, topic_pattern
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -105,7 +105,7 @@ def test_what_a_coordinator_can_not_look_for_is_for_classic_groups_alone(pattern
     ],
 )
 def test_a_pattern_like_a_glob_is_explained(pattern: str, words: str | None) -> None:
-    said = as_glob(pattern)
+    said = glob_hint(pattern)
     assert said is None if words is None else said is not None and words in said
 
 

@@ -12,7 +12,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import OffsetError
-from kohort.spark.source.batch_offset import Stamp
+from kohort.spark.source.batch_offset import CommitStamp
 from kohort.wire.data import FetchRequest
 
 __all__ = ["own_signals", "place"]
@@ -161,7 +161,7 @@ def test_the_groups_offsets_of_an_earlier_topic_do_not_count(place: Place, stric
     new = place.make()
     place.produce(NEW)
     old = "00000000-0000-0000-0000-0000000000aa"
-    stamp = Stamp("another query", 3, old).to_metadata()
+    stamp = CommitStamp("another query", 3, old).to_metadata()
     place.admin.alter_consumer_group_offsets(
         place.group, {tp: OffsetAndMetadata(100, stamp) for tp in place.partitions()}
     ).all()

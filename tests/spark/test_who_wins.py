@@ -17,7 +17,7 @@ from kohort.client.consumer.range_reader import RangeReader, When
 from kohort.client.offsets import OffsetAndMetadata, OffsetAndTimestamp
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, OffsetError
-from kohort.spark.source.batch_offset import Stamp
+from kohort.spark.source.batch_offset import CommitStamp
 
 __all__ = ["own_signals"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -301,7 +301,7 @@ def test_offsets_that_were_saved_and_put_back_count(filled: Place, halfway: Chec
     with Run(filled.options(maxOffsetsPerTrigger=6), halfway) as run:
         assert run.read(20) == list(range(20, 40))
     back = {tp: position for tp, position in saved.items() if position is not None}
-    assert {Stamp.from_metadata(position.metadata) is not None for position in back.values()} == {True}
+    assert {CommitStamp.from_metadata(position.metadata) is not None for position in back.values()} == {True}
     filled.admin.alter_consumer_group_offsets(filled.group, back).all()
     with Run(filled.options(), halfway) as run:
         assert run.read(20) == list(range(20, 40))

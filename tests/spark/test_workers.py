@@ -11,7 +11,7 @@ import pytest
 from tests.spark.preloaded.sitecustomize import RUNNERS
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.tasks.workers import InterpreterChoice, choose, warning_of_local_connect
+from kohort.spark.tasks.workers import InterpreterChoice, choose, local_connect_warning
 
 OWN = sys.executable
 SCRIPT = """
@@ -58,10 +58,10 @@ def test_connect_server_of_the_program_with_another_python_is_warned_about() -> 
     """The server runs the python3 of its PATH, which may not have kohort: the read then fails far from here."""
     started = {"SPARK_LOCAL_REMOTE": "1"}
     for more in ({"PYSPARK_PYTHON": "/usr/bin/env"}, {"PYSPARK_DRIVER_PYTHON": "no-such-python"}):
-        warning = warning_of_local_connect(started | more, OWN)
+        warning = local_connect_warning(started | more, OWN)
         assert warning is not None and next(iter(more.values())) in warning and f"PYSPARK_PYTHON={OWN}" in warning
-        assert warning_of_local_connect(more, OWN) is None, "the server is elsewhere, and has chosen its Python"
-    assert warning_of_local_connect(started | {"PYSPARK_PYTHON": OWN}, OWN) is None
+        assert local_connect_warning(more, OWN) is None, "the server is elsewhere, and has chosen its Python"
+    assert local_connect_warning(started | {"PYSPARK_PYTHON": OWN}, OWN) is None
 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head:443"])

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kohort.errors import NotFoundError
-from kohort.io.java import JavaProgram, JavaServer, java_path, log_settings, start_tied
+from kohort.io.java import JavaProgram, JavaServer, java_path, log4j_properties, start_dependent_child
 from kohort.zookeeper import free_ports
 from tests.support import maven
 from tests.support.class_archive import formatted_folder, kafka_options, keep
@@ -62,7 +62,7 @@ class KafkaTools:
         self._jars = kafka_jars()
         self.classpath = f"{self._jars}/*"
         self._log_settings = folder / "tools-log4j2.properties"
-        self._log_settings.write_text(log_settings())
+        self._log_settings.write_text(log4j_properties())
 
     def program(self, main: str, args: Sequence[str], options: Sequence[str] = _TOOL_OPTIONS) -> JavaProgram:
         logging = f"-Dlog4j2.configurationFile={self._log_settings}"
@@ -91,7 +91,7 @@ class KafkaTools:
     def start(self, main: str, *args: str, stdout: Path) -> subprocess.Popen[bytes]:
         """Starts a tool that goes on; what it prints goes to the file `stdout`."""
         with stdout.open("wb") as output:
-            return start_tied(self.program(main, args).command(), stdout=output, stderr=subprocess.STDOUT)
+            return start_dependent_child(self.program(main, args).command(), stdout=output, stderr=subprocess.STDOUT)
 
 
 class ApacheKafka:
@@ -118,7 +118,7 @@ class ApacheKafka:
         self._properties = self.folder / "server.properties"
         lines = {**_node_settings(self.folder, self._port, controller), **(settings or {})}
         self._properties.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
-        (self.folder / "log4j2.properties").write_text(log_settings())
+        (self.folder / "log4j2.properties").write_text(log4j_properties())
         try:
             self._format()
             self.start()

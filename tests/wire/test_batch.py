@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, crc_ok, iter_headers, parse_header, patch
+from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, has_valid_crc, iter_headers, parse_header, patch
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.compression import CODECS, TooLargeError, compress, decompress
 from kohort.wire.records import read_records
@@ -38,7 +38,7 @@ def _without_offset(record: BatchRecord) -> tuple[object, ...]:
 def test_records_survive(records: list[BatchRecord], codec: str, base_offset: int) -> None:
     batch = build_batch(records, compression=codec, base_offset=base_offset)
     header = parse_header(batch)
-    assert crc_ok(batch, header)
+    assert has_valid_crc(batch, header)
     assert header.size == len(batch)
     assert header.records_count == len(records) == header.last_offset_delta + 1
     assert header.max_timestamp == max(record.timestamp for record in records)
@@ -70,7 +70,7 @@ def test_damage_ends_in_corrupt_data(codec: str, data: st.DataObject) -> None:
     cut = pick.choice((len(batch), pick.randrange(len(batch))))
     try:
         header = parse_header(batch[:cut])
-        intact = crc_ok(batch[:cut], header)
+        intact = has_valid_crc(batch[:cut], header)
         read = read_records(batch[:cut], limit=1 << 20)
     except CorruptDataError:
         return
@@ -96,7 +96,7 @@ def test_headers_of_several_batches_without_copying() -> None:
     found = list(iter_headers(memoryview(whole)))
     assert [header.records_count for _, header in found] == list(sizes)
     assert [position for position, _ in found] == [0, len(one[0]), len(one[0]) + len(one[1])]
-    assert all(crc_ok(whole, header, position) for position, header in found)
+    assert all(has_valid_crc(whole, header, position) for position, header in found)
     with pytest.raises(CorruptDataError):
         list(iter_headers(whole[:-1]))
 
@@ -110,7 +110,7 @@ def test_patching_keeps_the_checksum() -> None:
     header = parse_header(batch)
     assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (1234, 1236, 7)
     assert header.crc == before.crc
-    assert crc_ok(batch, header)
+    assert has_valid_crc(batch, header)
     assert (header.producer_id, header.producer_epoch, header.base_sequence, header.last_sequence) == (9, 1, 4, 6)
 
 
@@ -120,7 +120,7 @@ def test_log_append_time_renews_the_checksum_and_covers_every_record() -> None:
     header = parse_header(batch)
     assert header.is_log_append_time
     assert header.max_timestamp == 99_000
-    assert crc_ok(batch, header)
+    assert has_valid_crc(batch, header)
     assert header.crc == crc32c.crc32c(bytes(batch[21:]))
     assert {record.timestamp for record in read_records(batch)} == {99_000}
 

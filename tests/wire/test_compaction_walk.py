@@ -84,7 +84,7 @@ def test_kernel_takes_usual_batches() -> None:
     assert last == {b"k%d" % number: 70 + max(range(number, 1000, 300)) for number in range(300)}
     kept, count, latest = records.COMPACTION.keep_latest(body, header, last, False)
     assert (count, latest) == (300, 1999)
-    assert (kept, count, latest) == records.plain_keep(body, header, last, False)
+    assert (kept, count, latest) == records.keep_latest_in_python(body, header, last, False)
 
 
 def test_compaction_refuses_records_that_decompress_to_too_much() -> None:

@@ -21,11 +21,11 @@ from kohort.wire.push import (
     encode_ping_response,
     encode_start,
     encode_stop,
-    push_type,
-    read_partition,
-    read_topic_count,
+    format_topic_count,
+    parse_partition_string,
+    parse_topic_count,
+    push_frame_type,
     with_length_prefix,
-    write_topic_count,
 )
 from kohort.wire.schema import WireError
 
@@ -149,22 +149,22 @@ def test_other_requests_are_refused() -> None:
 
 
 def test_types_are_distinguished_from_keys() -> None:
-    assert push_type(b"\x50\x00") == PushType.CLUSTER_METADATA
-    assert push_type(b"\x7f\xff") == NUMBER_MAX
-    assert push_type(b"\x00\x12\x00\x04") is None
-    assert push_type(b"\x80\x00") is None
-    assert push_type(b"\x50") is None
+    assert push_frame_type(b"\x50\x00") == PushType.CLUSTER_METADATA
+    assert push_frame_type(b"\x7f\xff") == NUMBER_MAX
+    assert push_frame_type(b"\x00\x12\x00\x04") is None
+    assert push_frame_type(b"\x80\x00") is None
+    assert push_frame_type(b"\x50") is None
 
 
 @pytest.mark.parametrize("text", ["", "1", "-", "1-", "-1", "a-1", "1-b", "1-²", "1--"])
 def test_partitions_without_leader_and_number_are_refused(text: str) -> None:
     with pytest.raises(WireError, match="LEADER-NUMBER"):
-        read_partition(text)
+        parse_partition_string(text)
 
 
 def test_partitions_have_a_leader_and_a_number() -> None:
-    assert read_partition("12-3") == (12, 3)
-    assert read_partition("-1-3") == (-1, 3), "no leader as of now"
+    assert parse_partition_string("12-3") == (12, 3)
+    assert parse_partition_string("-1-3") == (-1, 3), "no leader as of now"
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_partitions_have_a_leader_and_a_number() -> None:
     ],
 )
 def test_topic_counts(text: str, wanted: TopicCount) -> None:
-    assert read_topic_count(text) == wanted
-    assert write_topic_count(wanted) == text
+    assert parse_topic_count(text) == wanted
+    assert format_topic_count(wanted) == text
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_topic_counts(text: str, wanted: TopicCount) -> None:
 )
 def test_topic_counts_that_say_nothing_are_refused(text: str) -> None:
     with pytest.raises(WireError, match="topic_count"):
-        read_topic_count(text)
+        parse_topic_count(text)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_topic_counts_that_say_nothing_are_refused(text: str) -> None:
 def test_topic_counts_that_no_record_or_number_holds_are_refused(text: str) -> None:
     """The first made a shard reload its journal, and the second left its consumer without an answer."""
     with pytest.raises(WireError, match="topic_count"):
-        read_topic_count(text)
+        parse_topic_count(text)
 
 
 def test_a_frame_counts_no_more_than_it_can() -> None:

@@ -15,11 +15,11 @@ from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, build_batch
 from kohort.wire.record_walk import (
     WRONG_RECORDS_MAX,
     RecordRules,
-    WrongKind,
+    RejectedRecordReason,
     fault,
     find_record,
-    plain_find,
-    plain_walk,
+    find_record_in_python,
+    walk_records_in_python,
 )
 from tests.support.hostile_batches import BASE_MS, HOSTILE, hostile_batch, record
 
@@ -35,7 +35,7 @@ def compiled() -> Any:
 def agreed(compiled: Any, batch: bytes, rules: RecordRules) -> Any:
     """The result of both forms, which must be the same."""
     header = parse_header(batch)
-    found = plain_walk(batch, HEADER_SIZE, header, rules)
+    found = walk_records_in_python(batch, HEADER_SIZE, header, rules)
     other = compiled.walk_records(batch, HEADER_SIZE, header, rules)
     if found[0] == 0:  # the maximum timestamp of a damaged batch is nobody's concern
         assert (other[0], other[2], other[3]) == (found[0], found[2], found[3])
@@ -44,7 +44,7 @@ def agreed(compiled: Any, batch: bytes, rules: RecordRules) -> Any:
     assert list(other[4] or ()) == [tuple(entry) for entry in found[4] or ()]
     for timestamp in (BASE_MS, BASE_MS + 1, 2**62, -1):
         for offset in (0, 1, 5):
-            plain = plain_find(batch, HEADER_SIZE, header, timestamp, offset)
+            plain = find_record_in_python(batch, HEADER_SIZE, header, timestamp, offset)
             assert compiled.find_record(batch, HEADER_SIZE, header, timestamp, offset) == plain
     return found
 
@@ -79,7 +79,7 @@ def test_both_forms_agree_on_damaged_bytes(rows: list[Any], damage: list[tuple[i
 @pytest.mark.parametrize("check", ["compiled", "plain"])
 def test_check_names_the_records_that_a_topic_rejects(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if check == "plain":
-        monkeypatch.setattr(record_walk, "walk_records", plain_walk)
+        monkeypatch.setattr(record_walk, "walk_records", walk_records_in_python)
     batch = build_batch(
         [
             BatchRecord(0, BASE_MS, b"k", b"v"),
@@ -95,17 +95,17 @@ def test_check_names_the_records_that_a_topic_rejects(check: str, monkeypatch: p
     assert newest == BASE_MS + 50
     assert wrong_count == 4
     assert wrong == [
-        (1, WrongKind.NO_KEY, 0),
-        (2, WrongKind.TIMESTAMP, BASE_MS + 50),
-        (4, WrongKind.TIMESTAMP, BASE_MS - 50),
-        (5, WrongKind.SIZE, len(record(5, value=b"v" * 100)) - 2),
+        (1, RejectedRecordReason.NO_KEY, 0),
+        (2, RejectedRecordReason.TIMESTAMP, BASE_MS + 50),
+        (4, RejectedRecordReason.TIMESTAMP, BASE_MS - 50),
+        (5, RejectedRecordReason.SIZE, len(record(5, value=b"v" * 100)) - 2),
     ]
 
 
 @pytest.mark.parametrize("check", ["compiled", "plain"])
 def test_check_names_a_bounded_number_of_records(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if check == "plain":
-        monkeypatch.setattr(record_walk, "walk_records", plain_walk)
+        monkeypatch.setattr(record_walk, "walk_records", walk_records_in_python)
     count = WRONG_RECORDS_MAX + 7
     batch = hostile_batch(b"".join(record(number, None) for number in range(count)), count)
     _, _, _, wrong_count, wrong = record_walk.walk_records(batch, HEADER_SIZE, parse_header(batch), (*ANY[:3], True))

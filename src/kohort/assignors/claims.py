@@ -116,7 +116,7 @@ def _owner_after_claim(
     return None
 
 
-def believed_claims(
+def settled_claims(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[MemberId, list[TopicPartition]]:
     """Return the partitions that each member owns, sorted, after conflicting claims are settled (`settle_claims`)."""
@@ -131,7 +131,7 @@ def has_replica_in_rack(
     return member.rack is not None and partition.partition < len(racks) and member.rack in racks[partition.partition]
 
 
-def in_order_to_keep(
+def claims_in_keeping_order(
     claims: Sequence[TopicPartition], member: MemberSubscription, topics: Mapping[str, AssignableTopic]
 ) -> list[TopicPartition]:
     """Sort a member's claims so that those to keep come first: with a replica in its rack, then by partition."""

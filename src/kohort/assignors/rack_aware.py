@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from kohort.assignors.claims import has_replica_in_rack
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
-from kohort.assignors.sticky import decode_previous, divide, encode_previous
+from kohort.assignors.sticky import decode_sticky_user_data, divide, encode_sticky_user_data
 from kohort.errors import InvalidInputError
 from kohort.ids import MemberId, TopicPartition
 
@@ -50,7 +50,7 @@ class RackAware(Stateless):
         }
         result = divide(placed, topics)
         self._user_data = {
-            member: encode_previous(
+            member: encode_sticky_user_data(
                 [partition for partition in partitions if has_replica_in_rack(placed[member], partition, topics)], 0
             )
             for member, partitions in result.items()
@@ -67,7 +67,7 @@ class RackAware(Stateless):
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
         """Learn which partitions have a replica in this member's rack."""
-        decoded = decode_previous(user_data) if user_data else None
+        decoded = decode_sticky_user_data(user_data) if user_data else None
         near = () if decoded is None else decoded[0]
         self.near = tuple(partition for partition in near if partition in partitions)
 

@@ -16,7 +16,7 @@ from kohort.assignors.shapes import (
     Assignment,
     MemberSubscription,
     Stateless,
-    member_order,
+    members_in_order,
     racks_matter,
     subscribers,
 )
@@ -33,7 +33,7 @@ class Range(Stateless):
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
         """Assign the partitions to the members."""
-        result: Assignment = {member: [] for member in member_order(members)}
+        result: Assignment = {member: [] for member in members_in_order(members)}
         member_racks = {member: subscription.rack for member, subscription in members.items()}
         shares = [
             _Share(topic, topics[topic], takers, member_racks)
@@ -43,7 +43,7 @@ class Range(Stateless):
         if any(share.by_rack for share in shares):
             _match_racks(shares, result)
         for share in shares:
-            share.give_first(result, None)
+            share.give_first_remaining(result, None)
         for partitions in result.values():
             partitions.sort()
         return result
@@ -86,7 +86,7 @@ class _Share:
         if self.given[taker] > self.least:
             self.extra -= 1
 
-    def give_first(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
+    def give_first_remaining(self, result: Assignment, allowed: Callable[[MemberId, int], bool] | None) -> None:
         """Give each member, in order, as many of the first remaining partitions as its quota and `allowed` permit."""
         for taker in self.takers:
             if not self.left:
@@ -121,7 +121,7 @@ def _match_racks(shares: list[_Share], result: Assignment) -> None:
         if len(group) > 1:
             _match_alike(takers, count, group, result)
         elif group[0].by_rack:
-            group[0].give_first(result, group[0].matches)
+            group[0].give_first_remaining(result, group[0].matches)
 
 
 def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:

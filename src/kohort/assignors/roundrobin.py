@@ -13,7 +13,7 @@ from kohort.assignors.shapes import (
     Assignment,
     MemberSubscription,
     Stateless,
-    member_order,
+    members_in_order,
     subscribers,
 )
 from kohort.ids import MemberId, TopicPartition
@@ -29,7 +29,7 @@ class RoundRobin(Stateless):
         self, members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
     ) -> Assignment:
         """Assign the partitions to the members."""
-        order = member_order(members)
+        order = members_in_order(members)
         position = {member: number for number, member in enumerate(order)}
         result: Assignment = {member: [] for member in order}
         turn = 0

@@ -100,7 +100,7 @@ class Stateless:
         """Ignore the assignment."""
 
 
-def member_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberId]:
+def members_in_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberId]:
     """Return member ids in the order of Kafka's assignors: static members by instance id, then others by member id."""
     return sorted(
         members, key=lambda member: (members[member].instance_id is None, members[member].instance_id or member)
@@ -110,9 +110,9 @@ def member_order(members: Mapping[MemberId, MemberSubscription]) -> list[MemberI
 def subscribers(
     members: Mapping[MemberId, MemberSubscription], topics: Mapping[str, AssignableTopic]
 ) -> dict[str, list[MemberId]]:
-    """Return the members of each existing topic: topics sorted by name, members in `member_order`."""
+    """Return the members of each existing topic: topics sorted by name, members in `members_in_order`."""
     by_topic: dict[str, list[MemberId]] = {topic: [] for topic in sorted(topics)}
-    for member in member_order(members):
+    for member in members_in_order(members):
         for topic in dict.fromkeys(members[member].topics):
             if topic in by_topic:
                 by_topic[topic].append(member)

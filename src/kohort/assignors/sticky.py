@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 
-from kohort.assignors.claims import PartitionOwners, has_replica_in_rack, in_order_to_keep, settle_claims
+from kohort.assignors.claims import PartitionOwners, claims_in_keeping_order, has_replica_in_rack, settle_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless, subscribers
 from kohort.ids import MemberId, TopicPartition, by_topic, topic_partition
 
@@ -45,7 +45,7 @@ Counts = list[dict[int, int]]
 """Per topic: the number of partitions of each member (by number); only positive ones."""
 
 
-class Division:
+class StickyDivision:
     """One computation of the sticky assignors, in numbers instead of names: how many partitions each member gets."""
 
     def __init__(self, sizes: Sequence[int], takers: Sequence[Sequence[int]], own: Counts, members: int) -> None:
@@ -74,7 +74,7 @@ class Division:
         self.give_unowned()
         self.move_directly()
         self.move_along_chains()
-        self.keep_more()
+        self.exchange_to_keep_more()
         return self.counts
 
     def move_partition(self, topic: int, giver: int, taker: int) -> None:
@@ -101,7 +101,7 @@ class Division:
                 self.load[member] += 1
                 heapq.heapreplace(heap, (load + 1, member))
 
-    def lost_by_move(self, topic: int, giver: int, taker: int) -> int:
+    def lost_partitions_delta(self, topic: int, giver: int, taker: int) -> int:
         """Return how many more partitions leave their owner if one moves from `giver` to `taker`: 1, 0 or -1."""
         own, row = self.own[topic], self.counts[topic]
         lost = row[giver] <= own.get(giver, 0)
@@ -179,7 +179,7 @@ class Division:
         if not heap:
             return None
         low, taker = heap[0]
-        return low, self.lost_by_move(topic, giver, taker), topic, taker
+        return low, self.lost_partitions_delta(topic, giver, taker), topic, taker
 
     def _topics_by_member(self) -> list[set[int]]:
         """Return the topics of which each member has partitions."""
@@ -255,7 +255,7 @@ class Division:
             closed_topics[topic] = 1
         return None
 
-    def keep_more(self) -> None:
+    def exchange_to_keep_more(self) -> None:
         """Exchange partitions at equal loads while members can keep more of their own, and the budget lasts.
 
         Each exchange cancels a negative cycle in the graph of `_edges`.
@@ -338,7 +338,7 @@ def _negative_cycle(edges: Sequence[tuple[int, int, int]], nodes: int, budget: i
     return cycle, spent
 
 
-def numbers_by_name(names: Mapping[str, object]) -> dict[str, int]:
+def number_names(names: Mapping[str, object]) -> dict[str, int]:
     """Number names in alphabetical order, from 0."""
     return {name: number for number, name in enumerate(sorted(names))}
 
@@ -370,7 +370,7 @@ def divide_evenly(
             larger_left -= 1
             size += 1
         if len(claims) > size:
-            claims = in_order_to_keep(claims, members[member], topics)
+            claims = claims_in_keeping_order(claims, members[member], topics)
             ownership.release(claims[size:])
         result[member] = list(claims[:size])
     left = [partition for topic in sorted(topics) for partition in ownership.unowned(topic)]
@@ -454,13 +454,13 @@ def _divide_unevenly(
     ownership: PartitionOwners,
     result: Assignment,
 ) -> None:
-    member_numbers, topic_numbers = numbers_by_name(members), numbers_by_name(topics)
+    member_numbers, topic_numbers = number_names(members), number_names(topics)
     names = list(member_numbers)
     own = [
         {member_numbers[owner]: count for owner, count in Counter(ownership.owners[topic]).items() if owner is not None}
         for topic in topic_numbers
     ]
-    division = Division(
+    division = StickyDivision(
         [topics[topic].partitions for topic in topic_numbers],
         [sorted(member_numbers[member] for member in takers[topic]) for topic in topic_numbers],
         own,
@@ -479,7 +479,7 @@ def _divide_unevenly(
             continue
         for topic, group in groupby(sorted(claims), itemgetter(0)):
             share = counts[topic_numbers[topic]].get(member_numbers[member], 0)
-            partitions = in_order_to_keep(list(group), members[member], topics)
+            partitions = claims_in_keeping_order(list(group), members[member], topics)
             result[member] += partitions[:share]
             ownership.release(partitions[share:])
     for topic, number in topic_numbers.items():
@@ -557,7 +557,7 @@ class Sticky(Stateless):
         """Return this member's last assignment and its generation; nothing before the first."""
         if self._previous is None:
             return None
-        return encode_previous(self._previous, self._generation)
+        return encode_sticky_user_data(self._previous, self._generation)
 
     def on_assignment(self, partitions: Sequence[TopicPartition], user_data: bytes | None, generation: int) -> None:
         """Remember the assignment."""
@@ -603,7 +603,7 @@ class CooperativeSticky(Stateless):
 _INT16, _INT32 = struct.Struct(">h").unpack_from, struct.Struct(">i").unpack_from
 
 
-def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> bytes:
+def encode_sticky_user_data(partitions: Sequence[TopicPartition], generation: int) -> bytes:
     """Return the sticky assignor's user data: array of (topic, array of partitions), then the generation."""
     topics = by_topic(partitions)
     parts = [struct.pack(">i", len(topics))]
@@ -614,10 +614,10 @@ def encode_previous(partitions: Sequence[TopicPartition], generation: int) -> by
     return b"".join(parts)
 
 
-def decode_previous(
+def decode_sticky_user_data(
     user_data: bytes, names: dict[bytes, str] | None = None
 ) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """Decode what `encode_previous` wrote, also without a generation (-1), as old clients do; else None.
+    """Decode what `encode_sticky_user_data` wrote, also without a generation (-1), as old clients do; else None.
 
     Args:
         user_data: a member's user data.
@@ -652,7 +652,7 @@ def decode_previous(
 
 
 def _with_user_data(subscription: MemberSubscription, names: dict[bytes, str]) -> MemberSubscription:
-    previous = decode_previous(subscription.user_data, names) if subscription.user_data else None
+    previous = decode_sticky_user_data(subscription.user_data, names) if subscription.user_data else None
     if previous is None:
         return subscription
     return replace(subscription, owned=previous[0], generation=previous[1])

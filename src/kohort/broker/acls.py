@@ -99,7 +99,7 @@ class _Entry(NamedTuple):
     permission: int
 
     def concerns(self, principal: str, host: str) -> bool:
-        """Return whether the rule is about this principal and client address (a `plain_address`)."""
+        """Return whether the rule is about this principal and client address (a `normalized_address`)."""
         if self.principal not in (principal, EVERYONE):
             return False
         if self.addresses is None:
@@ -125,11 +125,11 @@ class _OfType:
         self.prefixed: dict[str, _Entries] = {}
         self.lengths: tuple[int, ...] = ()
 
-    def entries_of(self, rule: AclRule) -> dict[str, _Entries]:
+    def table_for_rule(self, rule: AclRule) -> dict[str, _Entries]:
         """Return the table that has a rule of this pattern: `prefixed` or `literal`."""
         return self.prefixed if rule.pattern == AclPattern.PREFIXED else self.literal
 
-    def update_lengths(self) -> None:
+    def update_prefix_lengths(self) -> None:
         """Update the set of prefix lengths after a rule with a prefix was added or removed."""
         self.lengths = tuple(sorted({len(name) for name in self.prefixed}))
 
@@ -176,7 +176,7 @@ class AclIndex:
             if rule in self._rules:
                 continue
             self._rules[rule] = None
-            entries = self._types.setdefault(rule.resource_type, _OfType()).entries_of(rule)
+            entries = self._types.setdefault(rule.resource_type, _OfType()).table_for_rule(rule)
             entries[rule.name] = (*entries.get(rule.name, _NONE), _entry(rule))
             touched.add(rule.resource_type)
         self._settle(touched)
@@ -188,7 +188,7 @@ class AclIndex:
             if rule not in self._rules:
                 continue
             del self._rules[rule]
-            entries, gone = self._types[rule.resource_type].entries_of(rule), _entry(rule)
+            entries, gone = self._types[rule.resource_type].table_for_rule(rule), _entry(rule)
             left = list(entries[rule.name])
             left.remove(gone)
             if left:
@@ -200,7 +200,7 @@ class AclIndex:
 
     def _settle(self, touched: Iterable[int]) -> None:
         for kind in touched:
-            self._types[kind].update_lengths()
+            self._types[kind].update_prefix_lengths()
             self.version += 1
 
     def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
@@ -217,7 +217,7 @@ class AclIndex:
         of_type = self._types.get(kind)
         if of_type is None:
             return default
-        host = plain_address(host)
+        host = normalized_address(host)
         implying = IMPLIES.get(AclOperation(operation)) or (AclOperation.ALL, operation)
         named = allowed = False
         for entries in of_type.matching_entries(name):
@@ -241,9 +241,9 @@ class AclIndex:
         of_type = self._types.get(kind)
         if of_type is None:
             return False
-        host = plain_address(host)
+        host = normalized_address(host)
 
-        def names_with(entries: dict[str, _Entries], permission: AclPermission) -> set[str]:
+        def names_with_permission(entries: dict[str, _Entries], permission: AclPermission) -> set[str]:
             return {
                 name
                 for name, found in entries.items()
@@ -253,14 +253,14 @@ class AclIndex:
                 and entry.operation in (operation, AclOperation.ALL)
             }
 
-        denied = names_with(of_type.literal, AclPermission.DENY)
+        denied = names_with_permission(of_type.literal, AclPermission.DENY)
         if ANY_NAME in denied:
             return False
-        allowed = names_with(of_type.literal, AclPermission.ALLOW)
+        allowed = names_with_permission(of_type.literal, AclPermission.ALLOW)
         if ANY_NAME in allowed:
             return True
-        denied_prefixes = names_with(of_type.prefixed, AclPermission.DENY)
-        names = (allowed - denied) | names_with(of_type.prefixed, AclPermission.ALLOW)
+        denied_prefixes = names_with_permission(of_type.prefixed, AclPermission.DENY)
+        names = (allowed - denied) | names_with_permission(of_type.prefixed, AclPermission.ALLOW)
         return any(not _has_prefix(name, denied_prefixes) for name in names)
 
 
@@ -269,7 +269,7 @@ def _has_prefix(name: str, prefixes: set[str]) -> bool:
 
 
 def _entry(rule: AclRule) -> _Entry:
-    host = rule.host if rule.host == ANY_HOST else plain_address(rule.host)
+    host = rule.host if rule.host == ANY_HOST else normalized_address(rule.host)
     try:
         addresses = address_range(rule.host)
     except ValueError:  # of an earlier release, which did not check it; as in Kafka, it is the address of no one
@@ -315,7 +315,7 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 @lru_cache(maxsize=10_000)
-def plain_address(host: str) -> str:
+def normalized_address(host: str) -> str:
     """Return an address in one form, so that `::1` equals `0:0:0:0:0:0:0:1`; other texts stay.
 
     An IPv4 client of an IPv6 socket has its IPv4 address.

@@ -1,7 +1,7 @@
 """The permissions that each API requires, and the authorizer that grants them.
 
 `NEEDS` names for each API the operations on resources that a client must be allowed. The dispatcher checks needs of the
-whole request. A handler checks needs of each resource with `is_allowed` and `refused_names`, and goes on with the
+whole request. A handler checks needs of each resource with `is_allowed` and `unauthorized_names`, and goes on with the
 resources that are allowed. Lists show only resources that the client may describe. An API without needs is used before
 authentication, or only reads or changes what belongs to the caller.
 
@@ -21,7 +21,7 @@ from kohort.broker.server.requests import PushRequest, Request
 from kohort.errors import ErrorCode
 from kohort.ids import AclOperation
 from kohort.wire.message import Message
-from kohort.wire.push import PushType, RegisterConsumerRequest, read_topic_count
+from kohort.wire.push import PushType, RegisterConsumerRequest, parse_topic_count
 
 CLUSTER_NAME = "kafka-cluster"
 """The name of the only resource of type CLUSTER."""
@@ -220,7 +220,7 @@ def may_see(host: GuardedHost, caller: Caller, operation: AclOperation, resource
     return guard is None or guard.allows(caller, operation, resource, name, audited=False)
 
 
-def refused_names(
+def unauthorized_names(
     host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
 ) -> frozenset[str]:
     """Return those of the names on which the caller may not do an operation; none without an authorizer."""
@@ -230,7 +230,9 @@ def refused_names(
     return frozenset(name for name in set(names) if not guard.allows(caller, operation, resource, name))
 
 
-def request_refusal(guard: Authorizer, request: Request[Message], needs: Iterable[RequiredPermission]) -> ErrorCode:
+def request_authorization_error(
+    guard: Authorizer, request: Request[Message], needs: Iterable[RequiredPermission]
+) -> ErrorCode:
     """Check the permissions that an API needs for the request as a whole, such as on its group or the cluster.
 
     Return the error code that rejects it, or NONE.
@@ -378,7 +380,7 @@ class PushAuthorization:
         self._groups: tuple[str, ...] = () if message.group_id is None else (message.group_id,)
         self._topics: tuple[str, ...] = ()
         if isinstance(message, RegisterConsumerRequest):
-            self._topics = tuple(read_topic_count(message.topic_count).topics)
+            self._topics = tuple(parse_topic_count(message.topic_count).topics)
         self._version: int | None = None
 
     def refusal(self) -> ErrorCode:

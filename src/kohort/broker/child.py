@@ -125,7 +125,7 @@ class ControlMessageExecutor:
             "release_fault": lambda: faults.release(number),
             "clear_faults": faults.clear,
             "hits": lambda: faults.hits(number),
-            "unhit_reason": lambda: [faults.hits(number), faults.unhit_reason(number)],
+            "missing_hits_reason": lambda: [faults.hits(number), faults.missing_hits_reason(number)],
             "meters": lambda: dict(self._broker.node.metrics.counts()),
             "metrics": self._broker.metrics,
         }
@@ -134,7 +134,7 @@ class ControlMessageExecutor:
             _write_message({"id": message["id"], "result": result})
 
         if message["do"] == "wait_hits":
-            faults.when_hit(number, message["times"], report_result)
+            faults.call_when_hit(number, message["times"], report_result)
             return
         try:
             report_result(actions[message["do"]]())

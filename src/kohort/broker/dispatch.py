@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from kohort.broker.audit import CHANGES, AuditLog
-from kohort.broker.authorization import NEEDS, Authorizer, RequiredPermission, request_refusal
+from kohort.broker.authorization import NEEDS, Authorizer, RequiredPermission, request_authorization_error
 from kohort.broker.framing import BadFrame, Frame
 from kohort.broker.metrics import Metrics
 from kohort.broker.server.connection import ClientSession, Connection
@@ -233,7 +233,7 @@ class Dispatcher(Generic[D]):
         if route.changes and (audit := self._host.audit) is not None:
             request.on_answer = audit.record_changes_of_response
         guard = self._host.authorizer
-        if guard is not None and (refused := request_refusal(guard, request, route.needs)):
+        if guard is not None and (refused := request_authorization_error(guard, request, route.needs)):
             request.reply(error_response(request, refused, refused.text))
             return
         if faults.active and faults.on_request(request, lambda: self._run(route, request)):

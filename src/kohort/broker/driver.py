@@ -34,19 +34,19 @@ class ShardHost(Protocol):
     def topic_image(self) -> TopicImage:
         """Return all topics that exist now."""
 
-    def unseen_topics(self, index: int) -> Sequence[str]:
+    def topics_since_load(self, index: int) -> Sequence[str]:
         """Return the names of topics created since a shard's journal was last loaded."""
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Record that a shard is loaded: its journal holds no committed offsets of deleted topics any more."""
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Handle the end of a shard that was fenced or can't be read and will not serve again."""
 
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
 
-    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
+    def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task off the loop and pass its event to `done` on the loop."""
 
     def push(self, push: Push) -> None:
@@ -65,11 +65,11 @@ class LoopDriver:
         self.clock = time.perf_counter
         self.call_soon = loop.call_soon
         self.topic_image = host.topic_image
-        self.unseen_topics = host.unseen_topics
-        self.shard_loaded = host.shard_loaded
-        self.shard_ended = host.shard_ended
+        self.topics_since_load = host.topics_since_load
+        self.handle_shard_loaded = host.handle_shard_loaded
+        self.handle_shard_ended = host.handle_shard_ended
         self.own_settings = host.own_settings
-        self.run_work = host.run_work
+        self.run_background_task = host.run_background_task
         self.push = host.push
         self.record_metric = host.record_metric
 

@@ -27,14 +27,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import IO, Any
 
-from kohort.broker.security.addresses import addresses_of
+from kohort.broker.security.addresses import parse_listener_addresses
 from kohort.broker.security.development import LISTENER, DevelopmentFiles, development_files
 from kohort.broker.security.settings import INSECURE
 from kohort.broker.server.fault_kinds import Fault
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.io.closing import ClosedOnExit
 from kohort.io.platforms import require_posix
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 
 __all__ = ["Broker", "Fault"]
 
@@ -47,9 +47,11 @@ _CODE = "import sys; sys.path.insert(1, {root!r}); from kohort.broker.child impo
 
 
 def _ignored_text(config: Mapping[str, Any]) -> str:
-    from kohort.broker.config.settings import ignored_text  # loads the declarations: only where there are settings
+    from kohort.broker.config.settings import (
+        ignored_settings_warning,  # loads the declarations: only where there are settings
+    )
 
-    return ignored_text(config)
+    return ignored_settings_warning(config)
 
 
 @checks_arguments
@@ -84,7 +86,7 @@ class Broker(ClosedOnExit):
     listeners: dict[str, str]
     data_dir: Path
 
-    @checked_call
+    @check_call_arguments
     def __init__(
         self,
         data_dir: str | Path | None = None,
@@ -104,7 +106,9 @@ class Broker(ClosedOnExit):
         config = dict(config or {})
         self._files: DevelopmentFiles | None = None
         if secure is not None:
-            self._files = development_files(Path(secure), [address.host for address in addresses_of(listen)])
+            self._files = development_files(
+                Path(secure), [address.host for address in parse_listener_addresses(listen)]
+            )
             config = {**self._files.broker_properties(), **config}
             listen = listen if "://" in listen else f"{LISTENER}://{listen}"
         self._temporary = data_dir is None
@@ -238,7 +242,7 @@ class FaultHandle:
         try:
             self._child.ask("wait_hits", timeout_ms, number=self._number, times=times)
         except TimedOutError:
-            hits, reason = self._child.ask("unhit_reason", number=self._number)
+            hits, reason = self._child.ask("missing_hits_reason", number=self._number)
             raise TimedOutError(
                 f"the fault {self._fault} was hit {hits} of {times} times in {timeout_ms:g} ms: {reason}"
             ) from None

@@ -43,7 +43,7 @@ class Endpoints(Protocol):
     @property
     def controller_id(self) -> int: ...
 
-    def is_here(self, cluster_id: str, node_id: int) -> bool:
+    def is_this_node(self, cluster_id: str, node_id: int) -> bool:
         """Return whether these ids, which a client expects, are those of this cluster and this node.
 
         Source: KIP-1242.
@@ -89,7 +89,7 @@ class SingleBrokerEndpoints:
         """The id of this broker."""
         return self._me[0]
 
-    def is_here(self, cluster_id: str, node_id: int) -> bool:
+    def is_this_node(self, cluster_id: str, node_id: int) -> bool:
         """Return whether these are the ids of this cluster and this broker."""
         return (cluster_id, node_id) == (self.cluster_id, self._me[0])
 

@@ -24,7 +24,7 @@ class BadFrame(Exception):
     """Bytes that no valid client sends. The text says why the connection is closed."""
 
 
-class ForeignProtocol(BadFrame):
+class WrongSecurityProtocol(BadFrame):
     """Bytes of another security protocol than the listener's. A client repeats them with every connection."""
 
 
@@ -96,7 +96,7 @@ class Frames:
             self._begun, self.begun = None, 0
         self.kept = b"".join([*pieces, self.kept])
 
-    def take_kept(self) -> memoryview:
+    def take_unsplit_bytes(self) -> memoryview:
         """Return the bytes that were kept because no more frames could be handled, for another `split_frames`."""
         kept, self.kept = self.kept, b""
         return memoryview(kept)
@@ -115,7 +115,7 @@ class Frames:
 
     def _refuse_size(self, size: int) -> None:
         if size >> 16 == TLS_HANDSHAKE and self.size_max < size:
-            raise ForeignProtocol("it speaks TLS and this listener does not: set security.protocol without SSL")
+            raise WrongSecurityProtocol("it speaks TLS and this listener does not: set security.protocol without SSL")
         if size > self.size_max:
             raise BadFrame(f"a request of {size} bytes; socket.request.max.bytes is {self.size_max}")
         raise BadFrame(f"{size} is no size of a request; does the client speak Kafka's protocol, without TLS?")

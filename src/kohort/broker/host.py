@@ -185,7 +185,7 @@ class PushRegistration(NamedTuple):
     right: PushAuthorization | None
 
 
-class PushedConsumers:
+class PushConnections:
     """The connections of registered push consumers, by connection number.
 
     Attributes:
@@ -216,7 +216,7 @@ class PushedConsumers:
     def close_shard_connections(self, index: int) -> None:
         """Close the connections of a shard's groups, so that consumers rejoin at once and not only after a timeout."""
         for connection, _, group_id, _ in list(self._by_number.values()):
-            if self._groups.index_of(group_id) == index:
+            if self._groups.shard_index_of(group_id) == index:
                 log.info(
                     "[group %s] closing a push consumer's connection from %s: the group has moved to another "
                     "coordinator",
@@ -249,7 +249,7 @@ class PushedConsumers:
                 )
                 connection.finish()
             else:
-                self._send_to_consumer(found, value, *asking_frame(value, self._leader))
+                self._send_to_consumer(found, value, *encode_server_request(value, self._leader))
         except WireError as error:
             self._close_consumer(connection, value.group_id, error)
 
@@ -304,14 +304,14 @@ class PushedConsumers:
             self._close_consumer(connection, value.group_id, KafkaError(what, refused))
             return
         try:
-            answered = read_answer(value, connection.client.number, asked, frame)
+            answered = decode_consumer_answer(value, connection.client.number, asked, frame)
         except WireError as bad:
             what = f"{value.member_id} answers {asked.name.capitalize()}"
             raise BadFrame(f"group {value.group_id}: {what}: {bad}") from None
         self._groups.queue_event(value.group_id, answered)
 
 
-def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
+def encode_server_request(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRequestKind, bytes]:
     """Encode a Ping, Stop or Start for a push consumer; return its kind and the frame without its size.
 
     Raises:
@@ -325,7 +325,7 @@ def asking_frame(value: Asks, leader: Callable[[str, int], int]) -> tuple[PushRe
     return PushRequestKind.START, encode_start(parts)
 
 
-def read_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
+def decode_consumer_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
     """Decode a push consumer's answer as the event for its group's shard.
 
     The frame does not name its request, so the caller supplies it.
@@ -352,7 +352,7 @@ class AssignmentThreads:
     def __init__(self, count: int) -> None:
         self._threads: list[ThreadPoolExecutor | None] = [None] * count
 
-    def executor_of(self, group_id: str) -> ThreadPoolExecutor:
+    def assignment_executor_of(self, group_id: str) -> ThreadPoolExecutor:
         """Return the thread executor that computes a group's assignments; it is started on first use."""
         index = crc32(group_id.encode()) % len(self._threads)
         found = self._threads[index]
@@ -474,7 +474,7 @@ class GroupHost:
         self._request_ids = itertools.count(1)
         self.groups = GroupShards(self.next_request_id, self._make_shard)
         self.topics = topics(self.groups)
-        self.consumers = PushedConsumers(self.groups, endpoints, self.metrics, self.faults)
+        self.consumers = PushConnections(self.groups, endpoints, self.metrics, self.faults)
         self.rebalances = RebalanceHistory()
         self.groups.on_end = self._shard_given_up
         self._workers = ThreadPoolExecutor(WORKERS, "kohort-work")
@@ -486,7 +486,7 @@ class GroupHost:
 
     def _shard_given_up(self, index: int) -> None:
         self.consumers.close_shard_connections(index)
-        self.rebalances.drop_histories(lambda group: self.groups.index_of(group) == index)
+        self.rebalances.drop_histories(lambda group: self.groups.shard_index_of(group) == index)
 
     def next_request_id(self) -> int:
         """Return a new id for an event that is sent to a group shard. The reply finds its request by this id."""
@@ -499,14 +499,14 @@ class GroupHost:
 
     def lease_ms(self, client: ClientSession) -> int:
         """Return the disconnect lease for a client in ms (`kohort.io.processes`); 0: the client gets none."""
-        keeps_one = self.group_config.notice_disconnects != "off" and client.is_own
+        keeps_one = self.group_config.notice_disconnects != "off" and client.is_kohort_client
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
     def release(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on the connection."""
         self.groups.release(client)
 
-    def client_lost(self, client: ClientSession) -> None:
+    def on_client_disconnected(self, client: ClientSession) -> None:
         """Notify the group shards that a client's connection is closed."""
         self.consumers.forget_connection(client)
         self.repeated.forget_client(client)
@@ -531,18 +531,18 @@ class GroupHost:
         """Return all topics that exist now."""
         return self.topics.image()
 
-    def unseen_topics(self, index: int) -> Sequence[str]:
+    def topics_since_load(self, index: int) -> Sequence[str]:
         """Return the topics created since a shard's journal was last loaded: none, unless a subclass tracks them.
 
         Where topics are identified by id, committed offsets name their topic without this.
         """
         return ()
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Close push connections of a shard that has loaded: their registrations belong to an earlier load."""
         self.consumers.close_shard_connections(index)
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Close push connections of a shard that was fenced or can't be read."""
         self.consumers.close_shard_connections(index)
 
@@ -550,16 +550,16 @@ class GroupHost:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
         return {}
 
-    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
+    def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a group's background task in a thread, or look up what it asks for in logs or in Kafka.
 
         `done` gets the resulting event on the loop.
         """
         if isinstance(work, FindOffsets):
-            self.find_offsets(work, done)
+            self.lookup_offsets(work, done)
             return
         if not isinstance(work, Computation):
-            self.ask_kafka_cluster(work, done)
+            self.lookup_in_kafka_cluster(work, done)
             return
         visible = self._visible_to_group(work)
         if visible is None:
@@ -584,7 +584,7 @@ class GroupHost:
         Regular expressions have a pool of their own, so that slow ones delay no assignments.
         """
         if isinstance(work, DividePartitions):
-            return self._dividers.executor_of(work.group_id)
+            return self._dividers.assignment_executor_of(work.group_id)
         return self._matching if isinstance(work, ResolveRegexes) else self._workers
 
     def match_names(
@@ -619,7 +619,7 @@ class GroupHost:
         if len(self._regex_callers) > REGEX_CALLERS_MAX:
             self._regex_callers.popitem(last=False)
         if (waiting := self._regexes_waiting.pop(group_id, None)) is not None:
-            self.run_work(*waiting)
+            self.run_background_task(*waiting)
 
     def _visible_to_group(self, work: Computation) -> Callable[[Iterable[str]], list[str]] | None:
         """Return a filter for the topics that a group's regexes may match; None if no client of it is known yet."""
@@ -636,17 +636,17 @@ class GroupHost:
     def _describable(self, caller: Caller, names: Iterable[str]) -> list[str]:
         return [name for name in names if may_see(self, caller, AclOperation.DESCRIBE, Resource.TOPIC, name)]
 
-    def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
+    def lookup_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Look up unknown topics, then call `then`. A host whose topics are `sure` knows all, and looks nothing up."""
         then()
 
-    def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
+    def lookup_in_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics or groups in another Kafka cluster. A host that stores all of them itself is never asked."""
         log.error(
             "unexpected question to another Kafka cluster, which this broker never reads; left unanswered: %s", question
         )
 
-    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+    def lookup_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Answer that partition offsets can't be looked up: this process stores no topics. `Node` overrides it."""
         failure = "start and end offsets can't be looked up here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
@@ -666,7 +666,7 @@ class GroupHost:
 
     # -- the end
 
-    def stop_waiting(self) -> None:
+    def answer_waiting_requests(self) -> None:
         """Answer all waiting requests, because the process is shutting down."""
         for shard in self.groups:
             shard.close()

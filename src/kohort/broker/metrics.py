@@ -182,7 +182,7 @@ class ZooKeeperMirrorMetrics:
         self.changes = self.multis = self.refused = self.failures = self.looked = 0
         self._settled_s = time.monotonic()
 
-    def record_written(self, began_s: float) -> None:
+    def record_mirror_written(self, began_s: float) -> None:
         """Record that ZooKeeper shows all changes up to this time of the monotonic clock."""
         self._settled_s = began_s
 

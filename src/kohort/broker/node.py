@@ -153,9 +153,9 @@ class Node(GroupHost):
         self._maintain()
 
     def _open_journal(self, index: int) -> LogJournal:
-        older_values = self.config.older_values
+        serves_older_values = self.config.serves_older_values
         return LogJournal(
-            self._journal_log(index), older_values=older_values, on_append=self.waits.on_append_after_step
+            self._journal_log(index), serves_older_values=serves_older_values, on_append=self.waits.on_append_after_step
         )
 
     def _journal_log(self, index: int) -> PartitionLog:
@@ -166,16 +166,16 @@ class Node(GroupHost):
     def _make_topics(self, groups: GroupShards) -> Topics:
         return Topics(self.store, self.config.num_partitions, self.waits, groups)
 
-    def unseen_topics(self, index: int) -> list[str]:
+    def topics_since_load(self, index: int) -> list[str]:
         """Return the topics created since a shard's journal was last loaded, from the catalog."""
         return self.store.unseen(index)
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Record durably that a shard's journal has no offsets of earlier topics with the names of existing ones."""
         self.store.record_topics_cleaned(index)
-        super().shard_loaded(index)
+        super().handle_shard_loaded(index)
 
-    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+    def lookup_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Look up the start or end offsets of partitions in their logs."""
         positions, missing = [], []
         for topic, partition in work.partitions:
@@ -191,14 +191,14 @@ class Node(GroupHost):
 
     def own_settings(self, index: int) -> dict[str, GroupSettings]:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
-        return self.group_settings.valid_settings(lambda group: self.groups.index_of(group) == index)
+        return self.group_settings.valid_group_settings(lambda group: self.groups.shard_index_of(group) == index)
 
-    def client_lost(self, client: ClientSession) -> None:
+    def on_client_disconnected(self, client: ClientSession) -> None:
         """Cancel a client's waiting requests, and tell the coordinators that its connection is closed."""
         for wait in client.waits:
             self.waits.cancel(wait)
         client.waits.clear()
-        super().client_lost(client)
+        super().on_client_disconnected(client)
 
     def age_ms(self) -> int:
         """Return the time, in ms, by which records, offsets and transactional ids expire.
@@ -229,14 +229,14 @@ class Node(GroupHost):
             )
         finally:
             self._maintenance_due = self.loop.time() + (
-                MAINTAIN_BUSY_S if busy else min(MAINTAIN_S, self.store.round_ms / 1000)
+                MAINTAIN_BUSY_S if busy else min(MAINTAIN_S, self.store.maintenance_interval_ms / 1000)
             )
             self._maintenance = self.loop.call_at(self._maintenance_due, self._maintain)
 
-    def stop_waiting(self) -> None:
+    def answer_waiting_requests(self) -> None:
         """Answer all waiting requests, because the broker is shutting down."""
         self.waits.end_all()
-        super().stop_waiting()
+        super().answer_waiting_requests()
         self.transactions.close()
 
     def close(self) -> None:

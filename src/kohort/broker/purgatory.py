@@ -44,7 +44,7 @@ class WaitingFetch:
         self._may_read = may_read
 
     @property
-    def has_enough(self) -> bool:
+    def has_enough_data(self) -> bool:
         """Whether enough bytes were appended, and the client may read enough."""
         return self.missing <= 0 and self._may_read()
 
@@ -79,7 +79,7 @@ class Purgatory:
         ended = []
         for wait in waits:
             wait.missing -= size
-            if wait.has_enough:
+            if wait.has_enough_data:
                 ended.append(wait)
         for wait in ended:
             self._end_wait(wait)

@@ -10,7 +10,7 @@ Everything in a broker that decompresses or walks records, and what bounds it:
 |---|---|---|
 | Produce | `log/validator.py` | beyond the budget of its request |
 | recompression (`compression.type`) | `log/recompress.py` | always |
-| ListOffsets by time | `log/segment.py` (`find_in_batch`) | batches beyond 256 KiB |
+| ListOffsets by time | `log/segment.py` (`find_by_time_in_batch`) | batches beyond 256 KiB |
 | compaction | `log/compaction.py` | batches beyond 128 KiB |
 | loading groups and transactions | `journal/`, `transactions/log.py` | no: such topics take at most 1 MiB a batch |
 | loading groups from Kafka | `cluster/journal/reading.py` | no: at most 32 MiB a batch |
@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 from kohort.errors import CorruptDataError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.io.thread_pools import run_in_pool
-from kohort.log import CheckedBatches, PartitionLog, Search, prepare_batches
+from kohort.log import CheckedBatches, PartitionLog, Search, validate_and_recompress
 
 T = TypeVar("T")
 
@@ -97,7 +97,7 @@ class RecordWorkers:
 
         def check_batches() -> CheckedBatches | KafkaError:
             try:
-                return prepare_batches(validator, batches.records, config, batches.now_ms)
+                return validate_and_recompress(validator, batches.records, config, batches.now_ms)
             except KafkaError as error:
                 return error.with_traceback(None)
 

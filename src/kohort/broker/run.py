@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 from kohort.broker.api import push
 from kohort.broker.config.live_settings import LiveSettings
-from kohort.broker.config.settings import broker_configs, ignored_text
+from kohort.broker.config.settings import broker_configs, ignored_settings_warning
 from kohort.broker.dispatch import Dispatcher, api_keys
 from kohort.broker.metrics import Snapshot
 from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.listener_socket import ListenerSocket
-from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.listener import divide_descriptors, open_file_limit
+from kohort.broker.security.listeners import listener_list_text, open_listeners, planned_listeners, sasl_servers
+from kohort.broker.server.listener import divide_descriptors, raise_open_file_limit
 from kohort.broker.serving import Serving, print_ready_line, serve_until_ended
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.log_throttle import log_to_stderr
@@ -74,7 +74,7 @@ class BrokerServer:
         if data_dir.is_file():
             raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
         live = LiveSettings(data_dir, broker_configs(properties))
-        config, descriptors = live.broker, divide_descriptors(open_file_limit())
+        config, descriptors = live.broker, divide_descriptors(raise_open_file_limit())
         limits = StoreLimits(
             open_files=descriptors.files,
             lent_files=descriptors.lent,
@@ -99,7 +99,7 @@ class BrokerServer:
             self._let_log_in(listen, properties, listeners)
             failed_start.pop_all()
         self.node.listeners = listeners
-        self.serving.server.throttle_ms_of = self.node.throttling.connection_ms
+        self.serving.server.throttle_ms_of = self.node.throttling.connection_throttle_ms
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
         self._beside = beside
         self.node.start()
@@ -112,7 +112,7 @@ class BrokerServer:
         """
         users = properties.get("sasl.users.location")
         if users:
-            self.node.users.add_from(str(users))
+            self.node.users.add_users_from_file(str(users))
         logins = sasl_servers(listen, properties, self.node.users, self.serving.server.logins)
         if self.node.config.audit == "auto" and any(
             plan.authenticates for plan in planned_listeners(listen, properties)
@@ -143,7 +143,7 @@ class BrokerServer:
     @property
     def listeners(self) -> str:
         """All listeners with their real ports (not 0), in the form of the property `listeners`."""
-        return named_addresses(self.serving.listeners)
+        return listener_list_text(self.serving.listeners)
 
     async def begin(self) -> None:
         """Start the companion service, if any, then accept clients."""
@@ -232,7 +232,7 @@ def run_broker(
             on_listening(broker.advertised_address)
         print_ready_line(broker, ended)
 
-    if text := ignored_text(properties):
+    if text := ignored_settings_warning(properties):
         log.warning(text)
     serve(data_dir, listen, properties, report_ready, beside)
     return 0

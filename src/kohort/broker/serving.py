@@ -22,7 +22,7 @@ from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.listener import Server
 from kohort.io.log_throttle import LogThrottle
-from kohort.settings.config import parse_listen
+from kohort.settings.config import parse_listen_address
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
@@ -70,12 +70,12 @@ class Serving:
         self.listeners = listeners
         self._config = config
         self.host, self.port = listeners[0].host, listeners[0].port
-        self.server = Server(self._loop, config, room, dispatch, groups.client_lost)
+        self.server = Server(self._loop, config, room, dispatch, groups.on_client_disconnected)
         self._lines = LogThrottle()
         self._idle_check_due = self._loop.time()
         self._metrics: MetricsServer | None = None
         if config.metrics_listen is not None:
-            self._serve_metrics(*parse_listen(config.metrics_listen))
+            self._serve_metrics(*parse_listen_address(config.metrics_listen))
 
     def _serve_metrics(self, host: str, port: int) -> None:
         from kohort.io.metrics_http import MetricsServer  # an HTTP server that few need
@@ -147,7 +147,7 @@ class Serving:
         self.server.stop_listening()
         for listener in self.listeners:
             listener.sock.close()
-        self._groups.stop_waiting()
+        self._groups.answer_waiting_requests()
         await self.server.drained(self._config.shutdown_ms / 1000)
         self.server.close()
         self._groups.close()

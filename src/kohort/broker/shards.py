@@ -40,11 +40,11 @@ CACHED_NAME_MAX: Final = 255
 
 def java_hash(text: str) -> int:
     """Return Java's String.hashCode, made non-negative as in Kafka. It maps a name to an internal topic's partition."""
-    return cached_hash(text) if len(text) <= CACHED_NAME_MAX else _hash(text)
+    return cached_java_hash(text) if len(text) <= CACHED_NAME_MAX else _hash(text)
 
 
 @lru_cache(maxsize=NAMES_CACHED)
-def cached_hash(text: str) -> int:
+def cached_java_hash(text: str) -> int:
     """Return `java_hash` of a name from a cache: the next request is likely to have the same short name."""
     return _hash(text)
 
@@ -114,12 +114,12 @@ class GroupShards:
 
     def check_ownership(self, index: int) -> None:
         """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
-        self.ask_at(index, ListGroups(self._next_request_id(), states=("none",)), lambda _: None)
+        self.ask_shard(index, ListGroups(self._next_request_id(), states=("none",)), lambda _: None)
 
     def __contains__(self, index: int) -> bool:
         return index in self._shards
 
-    def index_of(self, group: str) -> int:
+    def shard_index_of(self, group: str) -> int:
         """Return the index of a group's shard, which is also its partition of the offsets topic."""
         return java_hash(group) % self.count
 
@@ -140,7 +140,7 @@ class GroupShards:
         client.shards.add(index)
         shard.ask(event, answer)
 
-    def ask_at(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
+    def ask_shard(self, index: int, event: Request | TransactionEnded, answer: Answer) -> None:
         """Send a request to the shard of this index, which is its partition of the offsets topic."""
         shard = self._shards.get(index)
         if shard is None:
@@ -148,7 +148,7 @@ class GroupShards:
         else:
             shard.ask(event, answer)
 
-    def ask_by_shard(
+    def ask_groups_by_shard(
         self,
         groups: Iterable[str],
         make_event: Callable[[int, tuple[str, ...]], Request],
@@ -165,7 +165,7 @@ class GroupShards:
         """
         by_shard: dict[int, list[str]] = {}
         for group in dict.fromkeys(groups):
-            by_shard.setdefault(self.index_of(group), []).append(group)
+            by_shard.setdefault(self.shard_index_of(group), []).append(group)
         entries_by_group: dict[str, E] = {}
         left = len(by_shard)
         if not left:
@@ -181,9 +181,9 @@ class GroupShards:
 
         for index, of_shard in by_shard.items():
             names = tuple(of_shard)
-            self.ask_at(index, make_event(self._next_request_id(), names), partial(collect_reply, names))
+            self.ask_shard(index, make_event(self._next_request_id(), names), partial(collect_reply, names))
 
-    def ask_all(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
+    def ask_all_shards(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
         """Send a request to every shard here except damaged ones. `answer` gets the values or error codes in order."""
         asked = [shard for shard in self if not shard.damaged]
         values: list[ReplyValue | ErrorCode] = [ErrorCode.NONE] * len(asked)
@@ -206,14 +206,14 @@ class GroupShards:
 
     def queue_event(self, group: str, event: Event) -> None:
         """Send an event to the shard of a group, if it is here."""
-        self._queue_at(self.index_of(group), event)
+        self._queue_at(self.shard_index_of(group), event)
 
-    def queue_for_all(self, event: Event) -> None:
+    def queue_for_all_shards(self, event: Event) -> None:
         """Send an event to every shard here."""
         for shard in self:
             shard.queue_event(event)
 
-    def clean_deleted_topics(self) -> Steps[None]:
+    def remove_deleted_topic_offsets(self) -> Steps[None]:
         """Make every shard write the removal of offsets of deleted topics.
 
         A topic of the same name must not be created before that.
@@ -229,7 +229,7 @@ class GroupShards:
 
     def has_group(self, group: str) -> bool:
         """Return whether a group exists in a shard here."""
-        shard = self._shards.get(self.index_of(group))
+        shard = self._shards.get(self.shard_index_of(group))
         return shard is not None and shard.has_group(group)
 
     def is_damaged(self, index: int) -> bool:
@@ -237,7 +237,7 @@ class GroupShards:
         shard = self._shards.get(index)
         return shard is not None and shard.damaged
 
-    def takes_transactions(self, index: int) -> bool:
+    def accepts_transactional_offsets(self, index: int) -> bool:
         """Return whether a shard's journal can store transactional offsets.
 
         A shard that is not here rejects them itself.

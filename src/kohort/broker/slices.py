@@ -101,7 +101,7 @@ Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 
-def in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
+def run_in_slices(handler: Callable[[N, Request[Q]], Steps[A]]) -> Handler[N, Q, A]:
     """Wrap a handler so that it runs in slices, after the jobs of earlier requests."""
 
     def begin_in_slices(node: N, request: Request[Q]) -> A | None:

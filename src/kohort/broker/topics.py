@@ -88,7 +88,7 @@ class Topics:
             )
         return self._image
 
-    def partitions_asked(self, count: int) -> int:
+    def requested_or_default_partitions(self, count: int) -> int:
         """Return a requested number of partitions, or the default for -1."""
         return self._default_partitions if count == -1 else count
 
@@ -98,12 +98,12 @@ class Topics:
         self._changed()
         return topic
 
-    def create_in_steps(
+    def create_topics_in_steps(
         self, plans: Sequence[TopicPlan], request: Request[Message], *, on_use: bool = False
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics that a client requested or used; for each return the topic or the error."""
         try:
-            results = yield from self._store.create_in_steps(plans, self._groups.unserved_shards)
+            results = yield from self._store.create_topics_in_steps(plans, self._groups.unserved_shards)
         except OSError as error:
             return _nothing_changed(request, len(plans), error)
         created = [result for result in results if isinstance(result, CatalogTopic)]
@@ -120,7 +120,7 @@ class Topics:
             self._freeze_many()
         return results
 
-    def plan_on_use(self, name: str) -> TopicPlan:
+    def auto_creation_plan(self, name: str) -> TopicPlan:
         """Return the plan for a topic that is created automatically: the default number of partitions."""
         return TopicPlan(name, self._default_partitions)
 
@@ -146,13 +146,13 @@ class Topics:
             by,
         )
 
-    def delete_in_steps(
+    def delete_topics_in_steps(
         self, names: Sequence[str], request: Request[Message]
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Delete existing topics and their committed offsets; for each return the topic or the error."""
         topics = {name: self._store.topics[name] for name in names}
         try:
-            logs = yield from self._store.delete_in_steps([*topics])
+            logs = yield from self._store.delete_topics_in_steps([*topics])
         except OSError as error:
             return _nothing_changed(request, len(names), error)
         for name in topics:
@@ -163,16 +163,16 @@ class Topics:
                 self._deleted.popitem(last=False)
         self._waits.answer_waiting(logs)
         self._changed()
-        self._groups.queue_for_all(events.TopicsDeleted(tuple(topics)))
-        yield from self._groups.clean_deleted_topics()
+        self._groups.queue_for_all_shards(events.TopicsDeleted(tuple(topics)))
+        yield from self._groups.remove_deleted_topic_offsets()
         return [*topics.values()]
 
-    def grow_in_steps(
+    def add_partitions_in_steps(
         self, counts: Mapping[str, int], request: Request[Message], *, validate_only: bool
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Add partitions to topics; for each return the topic or the error."""
         try:
-            results = yield from self._store.grow_in_steps(counts, validate_only=validate_only)
+            results = yield from self._store.add_partitions_in_steps(counts, validate_only=validate_only)
         except OSError as error:
             return _nothing_changed(request, len(counts), error)
         grown = [] if validate_only else [result for result in results if isinstance(result, CatalogTopic)]
@@ -193,7 +193,7 @@ class Topics:
     def _changed(self) -> None:
         self._version += 1
         self._image = None
-        self._groups.queue_for_all(events.TopicsChanged(self.image()))
+        self._groups.queue_for_all_shards(events.TopicsChanged(self.image()))
 
 
 def _nothing_changed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:

@@ -97,7 +97,7 @@ class Transport(Protocol):
     def send(self, buffers: Sequence[Buffer], /, *, more: bool) -> int:
         """Send as many of these bytes as the socket accepts; return how many. `more`: others follow at once."""
 
-    def send_slice(self, part: LogSlice, count: int, /) -> int:
+    def send_log_slice(self, part: LogSlice, count: int, /) -> int:
         """Send up to `count` bytes of a log file; return how many the socket accepted."""
 
     def close(self) -> None:
@@ -132,7 +132,7 @@ class PlainTransport:
             return self._sock.send(buffers[0], flags)
         return self._sock.sendmsg(buffers, [], flags)
 
-    def send_slice(self, part: LogSlice, count: int, /) -> int:
+    def send_log_slice(self, part: LogSlice, count: int, /) -> int:
         """Let the kernel send log bytes, which never enter this process."""
         return part.send_to(self.fd, count)
 

@@ -9,9 +9,9 @@ def main() -> None:
     import sys
 
     from kohort.cli.app import run
-    from kohort.cli.whole_writes import whole_stream
+    from kohort.cli.whole_writes import with_complete_writes
 
-    def in_utf8(word: str) -> str:
+    def decode_as_utf8(word: str) -> str:
         """Return an argument as UTF-8 if the locale could not decode its bytes: names in Kafka are UTF-8."""
         try:
             word.encode()
@@ -19,5 +19,5 @@ def main() -> None:
             return os.fsencode(word).decode(errors="surrogateescape")
         return word
 
-    sys.stdout = whole_stream(sys.stdout)
-    sys.exit(run([in_utf8(word) for word in sys.argv[1:]]))
+    sys.stdout = with_complete_writes(sys.stdout)
+    sys.exit(run([decode_as_utf8(word) for word in sys.argv[1:]]))

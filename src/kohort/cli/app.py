@@ -95,7 +95,7 @@ def run(tokens: Sequence[str]) -> int:
         return PIPE_CLOSED
     except KafkaError as error:
         hint = None if tokens[:1] == ["broker"] else _hint_of(error)  # a broker's properties are those of its listeners
-        return _complain(str(error), FAILED, hint=hint, more=more_about([error]))
+        return _complain(str(error), FAILED, hint=hint, more=explain_hint([error]))
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         _drop_output()
@@ -162,10 +162,10 @@ def _hint_of(error: KafkaError) -> str | None:
     """Return the hint on where to set the property that an error names; None: it names none."""
     if error.code is ErrorCode.SECURITY_DISABLED:
         return "access rules count when the brokers set authorizer.class.name"
-    return where_properties_are(error.message) or None
+    return property_location_hint(error.message) or None
 
 
-def where_properties_are(message: str) -> str:
+def property_location_hint(message: str) -> str:
     """Return the hint on where to set the connection property that a message names; empty: it names none.
 
     The client's messages name the property that helps. A program sets it elsewhere than a command.
@@ -175,7 +175,7 @@ def where_properties_are(message: str) -> str:
     return ""
 
 
-def more_about(errors: Iterable[KafkaError]) -> str:
+def explain_hint(errors: Iterable[KafkaError]) -> str:
     """Return the line that tells where these errors are explained; empty: their messages say all."""
     names = dict.fromkeys(error.name_on_page for error in errors)
     names.pop(KafkaError.__name__, None)

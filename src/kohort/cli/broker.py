@@ -17,8 +17,8 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     listen_address,
-    note_secret_arguments,
     properties_of,
+    warn_secret_arguments,
 )
 from kohort.cli.output import print_note
 from kohort.errors import InvalidInputError
@@ -62,13 +62,13 @@ def broker(
     """
     require_posix("kohort broker")
     from kohort.broker.config.settings import broker_configs
-    from kohort.broker.config.single_broker import place_in
+    from kohort.broker.config.single_broker import split_location
     from kohort.broker.run import LISTEN_DEFAULT, run_broker
     from kohort.broker.security.listeners import planned_listeners
     from kohort.errors import InvalidInputError
 
     of_file, chosen = properties_of(config) if config else {}, assignments(set_)
-    note_secret_arguments(chosen, "write it into the file of --config")
+    warn_secret_arguments(chosen, "write it into the file of --config")
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
         print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
         del of_file[_ADVERTISED]
@@ -77,7 +77,7 @@ def broker(
     properties = {**of_file, **chosen}
     properties |= metrics.properties()
     try:
-        place, properties = place_in(properties)
+        place, properties = split_location(properties)
         listen = listen or place.listen or LISTEN_DEFAULT
         files = None if security.secure is None else _development_files(security.secure, listen, properties)
         listen, properties = security.applied(listen, properties, files)
@@ -108,12 +108,12 @@ def _announced(files: DevelopmentFiles) -> Callable[[str], None]:
 
 
 def _development_files(folder: Path, listen: str, properties: dict[str, Any]) -> DevelopmentFiles:
-    from kohort.broker.security.addresses import addresses_of, advertised_of
+    from kohort.broker.security.addresses import advertised_addresses, parse_listener_addresses
     from kohort.broker.security.development import development_files
 
-    addresses = addresses_of(listen)
+    addresses = parse_listener_addresses(listen)
     hosts = {address.host for address in addresses} | {str(properties.get("advertised.host.name") or "")}
-    hosts |= {host or "" for host, _ in advertised_of(addresses, properties).values()}
+    hosts |= {host or "" for host, _ in advertised_addresses(addresses, properties).values()}
     return development_files(folder, hosts)
 
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from kohort.cli.app import DONE, FAILED, UsageError, more_about, where_properties_are
+from kohort.cli.app import DONE, FAILED, UsageError, explain_hint, property_location_hint
 from kohort.cli.output import print_note
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
 from kohort.io.platforms import SIGNAL_CHECK_S
-from kohort.settings.config import parse_assignments, parse_listen, read_properties
+from kohort.settings.config import parse_assignments, parse_listen_address, read_properties
 from kohort.settings.server_access import METRICS_OPTIONS, READS_METRICS, ServerAccess
 from kohort.settings.validation import is_secret
 
@@ -207,7 +207,7 @@ of 25,000 partitions; Python's own thresholds make one in each read, during whic
 so that they are freed without it. These thresholds make one in many reads of that size."""
 
 
-def collect_seldom() -> None:
+def reduce_garbage_collection() -> None:
     """Make Python's cyclic garbage collection rare, in a process that reads many groups again and again."""
     gc.set_threshold(*COLLECT_AFTER)
 
@@ -224,7 +224,7 @@ def log_to_stderr() -> None:
     from kohort.io import log_throttle
 
     def advice(logger: str, message: str) -> str:
-        return where_properties_are(message) if logger.startswith(_CLIENT_LOGS) else ""
+        return property_location_hint(message) if logger.startswith(_CLIENT_LOGS) else ""
 
     log_throttle.log_to_stderr(advice=advice)
 
@@ -255,7 +255,7 @@ def listen_address(listen: str) -> tuple[str, int]:
         UsageError: the text is no address.
     """
     try:
-        return parse_listen(listen)
+        return parse_listen_address(listen)
     except InvalidInputError as error:
         raise UsageError(f"--listen {listen}: write HOST:PORT") from error
 
@@ -286,7 +286,7 @@ def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
         raise UsageError(error.message) from error
 
 
-def note_secret_arguments(properties: Mapping[str, str], instead: str) -> None:
+def warn_secret_arguments(properties: Mapping[str, str], instead: str) -> None:
     """Warn on standard error if --set has a password, which other users of the machine can see; name another way."""
     names = [name for name in properties if is_secret(name) and not name.endswith(".url")]
     if names:
@@ -310,7 +310,7 @@ def print_errors(errors: Mapping[Any, KafkaError]) -> int:
     """Print each error once as a line on standard error, and where they are explained; return the exit code."""
     for text in dict.fromkeys(str(error) for error in errors.values()):
         print_note(f"kohort: {text}")
-    if more := more_about(errors.values()):
+    if more := explain_hint(errors.values()):
         print_note(more)
     return FAILED if errors else DONE
 
@@ -328,7 +328,7 @@ def check_registry_option(url: str | None) -> None:
         )
 
 
-def duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
+def parse_duration_option(option: str, text: str, longest_ms: int | None = None) -> int:
     """Parse the value of an option as a duration, and return it in milliseconds.
 
     Raises:
@@ -474,7 +474,7 @@ class MetricsOptions:
         if self.metrics_listen is None:
             return
         try:
-            host, port = parse_listen(self.metrics_listen)
+            host, port = parse_listen_address(self.metrics_listen)
             access = ServerAccess(self.metrics_tls, self.metrics_client_ca, self.metrics_insecure)
             access.check(host, port, server, READS_METRICS, METRICS_OPTIONS)
         except InvalidInputError as error:

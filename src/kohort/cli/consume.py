@@ -16,9 +16,9 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common, check_names, check_registry_option
-from kohort.cli.output import count_text, is_terminal, print_note, printable, printable_json
+from kohort.cli.output import count_with_noun, is_terminal, print_note, printable, printable_json
 from kohort.cli.record_json import rows_of
-from kohort.cli.whole_writes import WholeWrites
+from kohort.cli.whole_writes import CompleteWrites
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError, RetriableError
 from kohort.settings.config import did_you_mean
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # -- Writers of `kohort consume`: text, JSON lines, an Arrow stream or a Parquet file
 #
-# Offsets are committed only for completely written records. Every write therefore goes through `WholeWrites`.
+# Offsets are committed only for completely written records. Every write therefore goes through `CompleteWrites`.
 
 WRITE_BYTES = 1 << 20
 """Lines of this size are written at once."""
@@ -46,7 +46,7 @@ class RecordWriter:
 
     whole_when_closed = False
 
-    def __init__(self, out: WholeWrites) -> None:
+    def __init__(self, out: CompleteWrites) -> None:
         self.out = out
 
     def write(self, batch: Any) -> None:
@@ -57,7 +57,7 @@ class RecordWriter:
         """Write the end of the file, if the format has one."""
 
 
-class DecodedValues:
+class ValueDecoder:
     """A decoder of values that begin with a schema id, to JSON. Values that can't be decoded are counted and shown raw.
 
     Attributes:
@@ -84,12 +84,12 @@ class DecodedValues:
             InvalidInputError: a library that reads such values is not installed.
             RetriableError: the registry can't be reached, or has a fault.
         """
-        from kohort.schema_registry.shown_values import shown_json
+        from kohort.schema_registry.shown_values import value_as_json
 
         for row, data in enumerate(batch.column("value").to_pylist()):
             shown = None
             try:
-                shown = None if data is None else shown_json(self._registry, data)
+                shown = None if data is None else value_as_json(self._registry, data)
             except CorruptDataError as error:
                 topic, partition, offset = (batch.column(name)[row] for name in ("topic", "partition", "offset"))
                 self.first = self.first or f"{topic}-{partition}, offset {offset}: {error.message}"
@@ -99,7 +99,7 @@ class DecodedValues:
 
 @contextlib.contextmanager
 def record_writer(
-    format: Format, output: Path | None, print_key: bool, escape: bool | None, decoded: DecodedValues | None
+    format: Format, output: Path | None, print_key: bool, escape: bool | None, decoded: ValueDecoder | None
 ) -> Iterator[RecordWriter]:
     """Open a writer for the block, and close it at the end. After an error, write nothing more.
 
@@ -116,7 +116,9 @@ def record_writer(
         OSError: the file can't be opened or written.
     """
     with contextlib.ExitStack() as closing:
-        out = WholeWrites(_standard_output() if output is None else closing.enter_context(output.open("wb")).fileno())
+        out = CompleteWrites(
+            _standard_output() if output is None else closing.enter_context(output.open("wb")).fileno()
+        )
         escape = out.isatty() if escape is None else escape
         writer: RecordWriter
         if format == "text":
@@ -145,7 +147,7 @@ def _standard_output() -> int:
 
 
 class _Text(RecordWriter):
-    def __init__(self, out: WholeWrites, print_key: bool, escape: bool, decoded: DecodedValues | None) -> None:
+    def __init__(self, out: CompleteWrites, print_key: bool, escape: bool, decoded: ValueDecoder | None) -> None:
         super().__init__(out)
         self._print_key = print_key
         self._escape = escape
@@ -164,7 +166,7 @@ class _Text(RecordWriter):
 
 
 class _JsonLines(RecordWriter):
-    def __init__(self, out: WholeWrites, escape: bool, decoded: DecodedValues | None) -> None:
+    def __init__(self, out: CompleteWrites, escape: bool, decoded: ValueDecoder | None) -> None:
         super().__init__(out)
         self._escape = escape
         self._decoded = decoded
@@ -183,7 +185,7 @@ class _JsonLines(RecordWriter):
         _write_lines(self.out, lines)
 
 
-def _write_lines(out: WholeWrites, lines: Iterable[bytes]) -> None:
+def _write_lines(out: CompleteWrites, lines: Iterable[bytes]) -> None:
     """Write lines a part at a time: as JSON they may be much larger in memory than the records."""
     part = bytearray()
     for line in lines:
@@ -198,7 +200,7 @@ def _write_lines(out: WholeWrites, lines: Iterable[bytes]) -> None:
 class _Columns(RecordWriter):
     """A writer of an Arrow stream or a Parquet file, opened with the schema of the first batch."""
 
-    def __init__(self, out: WholeWrites, format: Format) -> None:
+    def __init__(self, out: CompleteWrites, format: Format) -> None:
         super().__init__(out)
         self.whole_when_closed = format == "parquet"  # its footer says where the columns are
         self._format = format
@@ -301,13 +303,13 @@ def consume(  # noqa: PLR0913 - one keyword for each option
                 total = _pump(consumer, writer, signalled, ends, limits, group is not None)
             if group is not None and writer.whole_when_closed:
                 consumer.commit()
-    print_note(count_text(total, "record"))
+    print_note(count_with_noun(total, "record"))
     if decoded is not None and decoded.unread:
         print_note(f"{decoded.unread} values can't be read by a schema, and are shown as they are; {decoded.first}")
     return DONE
 
 
-def _decoded_values(common: Common, url: str | None, format: Format) -> DecodedValues | None:
+def _decoded_values(common: Common, url: str | None, format: Format) -> ValueDecoder | None:
     """Return the decoder of values by their schemas, for text and JSON; None without a registry.
 
     Raises:
@@ -322,7 +324,7 @@ def _decoded_values(common: Common, url: str | None, format: Format) -> DecodedV
         return None
     url = url or common.client_settings(ConsumerConfig)[1].get("schema.registry.url")
     try:
-        return None if url is None else DecodedValues(url)
+        return None if url is None else ValueDecoder(url)
     except InvalidInputError as error:
         raise UsageError(f"--schema-registry: {error.message}") from error
 
@@ -406,7 +408,7 @@ class _Ends:
         self._grouped = grouped
         self._look_s = 0.0
 
-    def are_reached(self) -> bool:
+    def end_offsets_reached(self) -> bool:
         """Return whether all assigned partitions are read up to the end offsets.
 
         A group member without partitions is done when its group has committed these offsets.
@@ -481,7 +483,7 @@ def _pump(
                 consumer.commit()
         elif limits.idle_ms is not None and (time.monotonic() - last) * 1000 >= limits.idle_ms:
             break
-        if ends is not None and ends.are_reached():
+        if ends is not None and ends.end_offsets_reached():
             break
         if limits.hint and not total and time.monotonic() - last >= _HINT_S:
             print_note(limits.hint)

@@ -17,7 +17,7 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     log_to_stderr,
-    note_secret_arguments,
+    warn_secret_arguments,
 )
 from kohort.cli.output import show, show_json
 from kohort.io.platforms import require_posix
@@ -98,7 +98,7 @@ def coordinator(
         raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
     properties: dict[str, Any]
     chosen = assignments(set_)
-    note_secret_arguments(chosen, "give --tls a PEM file without a password, and users by --sasl")
+    warn_secret_arguments(chosen, "give --tls a PEM file without a password, and users by --sasl")
     listen, properties = security.applied(listen, {**chosen}, None)
     properties |= metrics.properties()
     common = Common(bootstrap_server=kafka, command_config=security.command_config)

@@ -16,11 +16,11 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_registry_option,
-    collect_seldom,
-    duration_option,
     listen_address,
     log_to_stderr,
     make_client,
+    parse_duration_option,
+    reduce_garbage_collection,
     spark_checkpoints,
 )
 from kohort.cli.output import show_json_line
@@ -63,7 +63,7 @@ class HistoryOptions:
             return None
         from kohort.lag.history_file import BYTES_MIN, RETENTION_MAX_MS, HistoryWriter
 
-        kept_ms = duration_option("--history-retention", self.history_retention, RETENTION_MAX_MS)
+        kept_ms = parse_duration_option("--history-retention", self.history_retention, RETENTION_MAX_MS)
         if self.history_max_bytes < BYTES_MIN:
             raise UsageError(f"--history-max-bytes {self.history_max_bytes}: give at least {BYTES_MIN}")
         try:
@@ -173,7 +173,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
         lookups = ClusterLookups(servers, connection, consumer, common.timeout or LOOKUP_MS, schema_registry)
     except InvalidInputError as error:
         raise UsageError(f"--schema-registry: {error.message}") from error
-    collect_seldom()
+    reduce_garbage_collection()
     log_to_stderr()
     with ExitStack() as stack:
         if file is not None:

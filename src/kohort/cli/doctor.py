@@ -319,10 +319,10 @@ def _folder(wanted: Path) -> Iterator[Finding]:
 
 
 def _port(listen: str) -> Iterator[Finding]:
-    from kohort.settings.config import parse_listen
+    from kohort.settings.config import parse_listen_address
 
     try:
-        host, port = parse_listen(listen)
+        host, port = parse_listen_address(listen)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

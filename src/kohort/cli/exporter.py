@@ -18,10 +18,10 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_names,
-    collect_seldom,
     listen_address,
     log_to_stderr,
     make_client,
+    reduce_garbage_collection,
     spark_checkpoints,
 )
 from kohort.errors import InvalidInputError
@@ -52,7 +52,7 @@ class OtlpOptions:
     otlp_insecure: Annotated[bool, Parameter(negative="")] = False
     """Send them without encryption, also to another machine."""
 
-    def prepared_url(self) -> str | None:
+    def collector_endpoint(self) -> str | None:
         """Return the collector's URL, to which metrics are posted; None without a collector.
 
         Raises:
@@ -162,14 +162,14 @@ def exporter(  # noqa: PLR0913 - each is an option
     tls = security.certificates("exporter")
     security.check(host, port, "exporter", "read every group's lag")
     share.check()
-    url = otlp.prepared_url()
+    url = otlp.collector_endpoint()
     from kohort.io.metrics_http import MetricsServer
     from kohort.lag.cluster_watch import ClusterWatch
     from kohort.lag.exporter import LagExporter
 
     clusters = _clusters(servers, config)
     checkpoints = _checkpoints_of_clusters(spark_checkpoint, [cluster.name for cluster in clusters])
-    collect_seldom()
+    reduce_garbage_collection()
     log_to_stderr()
     is_read = threading.Event()
     with ExitStack() as stack:

@@ -14,9 +14,9 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names, print_errors, properties_of
-from kohort.cli.group_rows import check_chosen, chosen_groups
+from kohort.cli.group_rows import check_groups_chosen, named_or_all_groups
 from kohort.cli.output import (
-    count_text,
+    count_with_noun,
     is_confirmed,
     print_note,
     printable,
@@ -39,7 +39,7 @@ K = TypeVar("K")
 # -- Files of `kohort groups reset-offsets`
 
 
-def read_plan(path: Path) -> Plan:
+def read_offset_plan(path: Path) -> Plan:
     """Read a file of offsets to set: lines TOPIC,PARTITION,OFFSET, or lines GROUP,TOPIC,PARTITION,OFFSET.
 
     Raises:
@@ -79,8 +79,8 @@ def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:
     )
 
 
-def plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
-    """Format rows with group, topic, partition and new offset as lines that `read_plan` reads."""
+def format_plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
+    """Format rows with group, topic, partition and new offset as lines that `read_offset_plan` reads."""
     out = io.StringIO()
     keys = ("group", "topic", "partition", "new") if with_group else ("topic", "partition", "new")
     csv.writer(out, lineterminator="\n").writerows([row[key] for key in keys] for row in rows)
@@ -143,7 +143,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         execute: do it; without this it is only shown.
         export: print lines that --from-file reads, and change nothing unless --execute is given too.
     """
-    from kohort.client.admin.group_changes import offset_changes, parse_reset_target
+    from kohort.client.admin.group_changes import parse_reset_target, preview_offset_changes
 
     with _usage_errors():
         goal = parse_reset_target(
@@ -158,7 +158,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
                 "file": from_file,
             }
         )
-    plan = read_plan(from_file) if from_file else None
+    plan = read_offset_plan(from_file) if from_file else None
     if plan is None and all_topics == bool(topic):
         raise UsageError("name topics with --topic, or give --all-topics, or --from-file")
     if plan is not None and (topic or all_topics):
@@ -169,7 +169,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
     with common.admin() as admin:
         names = _groups(admin, groups, all_groups, plan)
         with _usage_errors():
-            changes, errors = offset_changes(admin, names, goal, topic, plan, on_note=print_note)
+            changes, errors = preview_offset_changes(admin, names, goal, topic, plan, on_note=print_note)
         if export:
             _export(changes, with_group=len(names) > 1)
             code = print_errors(errors)
@@ -180,7 +180,9 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
         if not changes:
             return code or DONE
         count = len({change.group for change in changes})
-        if not is_confirmed(execute, f"Set {count_text(len(changes), 'offset')} of {count_text(count, 'group')}?"):
+        if not is_confirmed(
+            execute, f"Set {count_with_noun(len(changes), 'offset')} of {count_with_noun(count, 'group')}?"
+        ):
             return FAILED
         return _execute(admin, changes, common, shown=False) or code
 
@@ -190,8 +192,8 @@ def _groups(admin: Admin, groups: tuple[str, ...], all_groups: bool, plan: Plan 
     named_by_file = plan is not None and "" not in plan
     if plan is not None and named_by_file and not groups and not all_groups:
         return sorted(plan)
-    check_chosen(groups, all_groups)
-    names = list(dict.fromkeys(chosen_groups(admin, groups, all_groups)))
+    check_groups_chosen(groups, all_groups)
+    names = list(dict.fromkeys(named_or_all_groups(admin, groups, all_groups)))
     if plan is None:
         return names
     if not named_by_file:
@@ -211,7 +213,7 @@ def _export(changes: list[OffsetChange], *, with_group: bool) -> None:
     for change in changes:
         if change.target.note is not None:
             print_note(f"group {change.group!r}, {change.key}: {change.target.note}; {change.target.new} is written")
-    lines = plan_lines([change.row() for change in changes], with_group=with_group)
+    lines = format_plan_lines([change.row() for change in changes], with_group=with_group)
     out = standard_output()
     if out.isatty():
         out.write(printable(lines, keep="\n"))
@@ -222,9 +224,9 @@ def _export(changes: list[OffsetChange], *, with_group: bool) -> None:
 
 
 def _execute(admin: Admin, changes: list[OffsetChange], common: Common, *, shown: bool) -> int:
-    from kohort.client.admin.group_changes import set_offsets
+    from kohort.client.admin.group_changes import set_previewed_offsets
 
-    done, errors = set_offsets(admin, changes)
+    done, errors = set_previewed_offsets(admin, changes)
     if not shown:
         show_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
     return print_errors(errors)
@@ -245,17 +247,17 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
         topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again.
         execute: do it; without this it is only shown.
     """
-    from kohort.client.admin.group_changes import delete_group_offsets, offset_deletions
+    from kohort.client.admin.group_changes import delete_group_offsets, preview_offset_deletions
 
     if not topic:
         raise UsageError("name at least one --topic")
     check_names("group", group)
     with common.admin() as admin:
         with _usage_errors():
-            rows = offset_deletions(admin, group, topic)
+            rows = preview_offset_deletions(admin, group, topic)
         if not execute:
             show(rows, _OFFSET, as_json=common.json)
-        if not is_confirmed(execute, f"Delete {count_text(len(rows), 'offset')} of group {group}?"):
+        if not is_confirmed(execute, f"Delete {count_with_noun(len(rows), 'offset')} of group {group}?"):
             return FAILED
         errors = delete_group_offsets(admin, group, [_partition_of(row) for row in rows])
     return _show_outcome(rows, _OFFSET, errors, _partition_of, common)
@@ -269,17 +271,17 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         all_groups: every group of the cluster.
         execute: do it; without this it is only shown.
     """
-    from kohort.client.admin.group_changes import delete_groups, group_deletions
+    from kohort.client.admin.group_changes import delete_groups, preview_group_deletions
 
-    check_chosen(groups, all_groups)
+    check_groups_chosen(groups, all_groups)
     with common.admin() as admin:
-        rows, errors = group_deletions(admin, chosen_groups(admin, groups, all_groups))
+        rows, errors = preview_group_deletions(admin, named_or_all_groups(admin, groups, all_groups))
         columns = ("group", "state", "members", "offsets")
         if not execute:
             show(rows, columns, as_json=common.json, empty=None if errors else "no groups")
         if not rows:
             return print_errors(errors)
-        if not is_confirmed(execute, f"Delete {count_text(len(rows), 'group')}?"):
+        if not is_confirmed(execute, f"Delete {count_with_noun(len(rows), 'group')}?"):
             print_errors(errors)
             return FAILED
         refused = delete_groups(admin, [row["group"] for row in rows])
@@ -331,7 +333,9 @@ def clone(
         columns = (*_OFFSET, "new")
         if not execute:
             show(rows, columns, as_json=common.json)
-        if not is_confirmed(execute, f"Set {count_text(len(rows), 'offset')} of group {target} as {source} has them?"):
+        if not is_confirmed(
+            execute, f"Set {count_with_noun(len(rows), 'offset')} of group {target} as {source} has them?"
+        ):
             return FAILED
         errors = set_group_offsets(admin, target, new)
     return _show_outcome(rows, columns, errors, _partition_of, common)
@@ -360,7 +364,7 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
         if not execute:
             show(rows, columns, as_json=common.json)
         failed = print_errors({str(key): error for key, error in untranslated.items()})
-        question = f"Set {count_text(len(rows), 'offset')} of group {target} in the other cluster?"
+        question = f"Set {count_with_noun(len(rows), 'offset')} of group {target} in the other cluster?"
         if not rows or not is_confirmed(execute, question):
             return FAILED
         errors = set_group_offsets(there, target, {offset.partition: offset.new for offset in found})
@@ -374,12 +378,12 @@ def _chosen_offsets(admin: Admin, group: str, topic: tuple[str, ...]) -> dict[To
         NotFoundError: the group does not exist, or has no offset there.
         UsageError: a named partition has no committed offset.
     """
-    from kohort.client.admin.group_changes import check_group_exists, chosen_partitions, partition_numbers
+    from kohort.client.admin.group_changes import check_group_exists, parse_partition_options, partition_numbers
 
     committed = {key: value for key, value in admin.list_consumer_group_offsets(group).all().items() if value}
     there = {key.topic: partition_numbers(committed, key.topic) for key in committed}
     with _usage_errors():
-        wanted = chosen_partitions(topic, there) if topic else sorted(committed)
+        wanted = parse_partition_options(topic, there) if topic else sorted(committed)
     if not wanted:
         check_group_exists(admin, group)
         where = f" in {', '.join(topic)}" if topic else ""
@@ -395,9 +399,9 @@ def _show_outcome(
     common: Common,
 ) -> int:
     """Print the result of a change and its errors, and return the exit code."""
-    from kohort.client.admin.group_changes import was_changed
+    from kohort.client.admin.group_changes import change_was_made
 
-    done = [{**row, "done": was_changed(errors.get(key_of(row)))} for row in rows]
+    done = [{**row, "done": change_was_made(errors.get(key_of(row)))} for row in rows]
     show_changes(done, columns, errors, key_of, as_json=common.json)
     return print_errors(errors)
 
@@ -408,8 +412,8 @@ def _partition_of(row: Mapping[str, Any]) -> TopicPartition:
 
 def _must_be_empty(admin: Admin, group: str) -> None:
     """Raise an error if the group has members, before anything is previewed: Kafka would refuse the commit."""
-    from kohort.client.admin.group_changes import has_members_error
+    from kohort.client.admin.group_changes import group_has_members_error
 
     found = admin.describe_consumer_groups([group])
     if group in found.values and found.values[group].members:
-        raise has_members_error(group, len(found.values[group].members))
+        raise group_has_members_error(group, len(found.values[group].members))

@@ -36,7 +36,7 @@ def type_name(text: str) -> str:
     return next((name for name in TYPES if name.lower() == text.lower()), text)
 
 
-def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
+def check_groups_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
     """Check, before any request to the cluster, that either groups are named or --all-groups is given.
 
     Raises:
@@ -47,12 +47,12 @@ def check_chosen(groups: tuple[str, ...], all_groups: bool) -> None:
     check_names("group", *groups)
 
 
-def chosen_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
+def named_or_all_groups(admin: Admin, groups: tuple[str, ...], all_groups: bool) -> list[str]:
     """Return the named groups, or with `all_groups` the names of all groups of the cluster."""
     return [group.group_id for group in admin.list_groups()] if all_groups else list(groups)
 
 
-def described_groups(
+def group_rows_with_partitions(
     reader: LagReader, names: Sequence[str] | None
 ) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
     """Return an output row for each group, with rows of its partitions inside, and the errors of unreadable groups.
@@ -177,7 +177,7 @@ def lag_rows(group: GroupLag) -> list[dict[str, Any]]:
     ]
 
 
-def with_batch(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Sequence[str]:
+def with_batch_column(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> Sequence[str]:
     """Return the columns; insert `batch` after `group` if a row is of a Spark checkpoint."""
     is_shown = any(row["batch"] is not None for row in rows)
     return (columns[0], "batch", *columns[1:]) if is_shown else columns

@@ -20,16 +20,16 @@ from kohort.cli.group_rows import (
     OF_WATCHED,
     TYPES,
     WATCHED_EXPENDABLE,
-    check_chosen,
-    chosen_groups,
-    described_groups,
+    check_groups_chosen,
+    group_rows_with_partitions,
     member_row,
+    named_or_all_groups,
     rebalance_rows,
     type_name,
-    with_batch,
+    with_batch_column,
 )
 from kohort.cli.output import (
-    count_text,
+    count_with_noun,
     fitting_columns,
     print_note,
     printable,
@@ -74,7 +74,7 @@ def watch(
     """
     checkpoints = spark_checkpoints(spark_checkpoint)
     if groups or not spark_checkpoint:
-        check_chosen(groups, all_groups)
+        check_groups_chosen(groups, all_groups)
     if interval < 1:
         raise UsageError(f"--interval {interval}: give a number of milliseconds from 1 on")
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
@@ -101,7 +101,7 @@ def _samples(
         described: list[dict[str, Any]] = []
         changed: list[dict[str, str]] = []
         try:
-            described, errors = described_groups(reader, names)
+            described, errors = group_rows_with_partitions(reader, names)
         except KafkaError as error:  # the cluster can't be reached now; it may be again
             errors = {"": error}
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -142,7 +142,7 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
             print_note(_change_line(change))
         rows = _rows(sample)
         empty = None if sample["errors"] else "no offsets"
-        show(rows, with_batch(OF_WATCHED, rows), as_json=False, empty=empty)
+        show(rows, with_batch_column(OF_WATCHED, rows), as_json=False, empty=empty)
         sys.stdout.flush()
         code = print_errors(sample["errors"])
     return code
@@ -170,13 +170,13 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
 
 
 def _group_line(row: dict[str, Any]) -> str:
-    members = count_text(row["members"], "member")
+    members = count_with_noun(row["members"], "member")
     return f"{row['group']}  {row['status']}  {row['state']}  {row['type']}  {members}  lag {row['lag']}"
 
 
 def _columns_of_terminal(rows: list[dict[str, Any]], width: int) -> Sequence[str]:
     """Return the columns of the table on a terminal. With one group its name is in the line above, not in a column."""
-    columns = with_batch(OF_WATCHED, rows)
+    columns = with_batch_column(OF_WATCHED, rows)
     if len({row["group"] for row in rows}) == 1:
         columns = columns[1:]
     return fitting_columns(rows, columns, WATCHED_EXPENDABLE, width) if rows else columns
@@ -265,12 +265,12 @@ def describe(
         rebalances: instead of partitions the last rebalances, as kohort's coordinators record them: why each began,
             and how long each member could not read.
     """
-    check_chosen(groups, all_groups)
+    check_groups_chosen(groups, all_groups)
     with common.lag_reader() as reader:
         from kohort.lag.reading import REBALANCES_ASKED
 
         reader.rebalances = REBALANCES_ASKED if rebalances else 0
-        described, errors = described_groups(reader, None if all_groups else groups)
+        described, errors = group_rows_with_partitions(reader, None if all_groups else groups)
         read = {} if reader.report is None else reader.report.groups
         for row in described if rebalances else ():
             row["rebalances"] = rebalance_rows(read[row["group"]].description)
@@ -312,9 +312,9 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
     """
     from kohort.client.admin.group_changes import group_errors_with_suggestions
 
-    check_chosen(groups, all_groups)
+    check_groups_chosen(groups, all_groups)
     with common.admin() as admin:
-        found = admin.describe_consumer_groups(chosen_groups(admin, groups, all_groups))
+        found = admin.describe_consumer_groups(named_or_all_groups(admin, groups, all_groups))
         errors = group_errors_with_suggestions(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
@@ -339,10 +339,10 @@ def lag(
     """
     checkpoints = spark_checkpoints(spark_checkpoint)
     if groups:
-        check_chosen(groups, all_groups)
+        check_groups_chosen(groups, all_groups)
     with common.lag_reader() as reader:
         reader.read_others = checkpoints
-        described, errors = described_groups(reader, groups or None)
+        described, errors = group_rows_with_partitions(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
-    show(rows, with_batch(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
+    show(rows, with_batch_column(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
     return print_errors(errors)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.common import check_names, duration_option
+from kohort.cli.common import check_names, parse_duration_option
 from kohort.cli.output import show, utc_text
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
-    from kohort.lag.history_file import GroupMinute, TimedChange
+    from kohort.lag.history_file import LagMinute, TimedChange
 
 OF_MINUTE = ("time", "group", "status", "lag", "time_lag", "members")
 OF_CHANGE = ("time", "group", "kind", "text")
@@ -43,7 +43,7 @@ def history(
     from kohort.lag.history_file import RETENTION_MAX_MS, HistoryReader
 
     check_names("group", group)
-    since_ms = round(time.time() * 1000) - duration_option("--last", last, RETENTION_MAX_MS)
+    since_ms = round(time.time() * 1000) - parse_duration_option("--last", last, RETENTION_MAX_MS)
     try:
         reader = HistoryReader(file)
     except InvalidInputError as error:
@@ -58,7 +58,7 @@ def history(
     return DONE
 
 
-def _minute_row(group: str, minute: GroupMinute) -> dict[str, Any]:
+def _minute_row(group: str, minute: LagMinute) -> dict[str, Any]:
     return {
         "time": utc_text(minute.at_ms),
         "group": group,

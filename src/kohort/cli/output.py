@@ -219,7 +219,7 @@ def is_terminal(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def count_text(count: int, what: str) -> str:
+def count_with_noun(count: int, what: str) -> str:
     """Return a number with its noun, such as `1 record` or `2 records`."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names
-from kohort.cli.output import count_text, print_note, show_json
+from kohort.cli.output import count_with_noun, print_note, show_json
 from kohort.cli.record_json import Fields, fields_of
 from kohort.errors import InvalidInputError, KafkaError
 
@@ -76,7 +76,7 @@ def produce(  # noqa: PLR0913 - one keyword for each option
     if common.json:
         show_json({"topic": topic, "sent": result.sent, "not_delivered": result.not_delivered, "failed": result.errors})
     else:
-        print_note(count_text(result.sent, "record"))
+        print_note(count_with_noun(result.sent, "record"))
     for error in result.errors[:1]:
         print_note(f"kohort: {result.not_delivered} records were not delivered, the first of {error}")
     return FAILED if result.not_delivered else DONE

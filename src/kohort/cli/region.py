@@ -33,7 +33,7 @@ OF_GROUP = ("region", "group", "partitions", "lag", "unknown")
 OF_STATE = ("region", "group", "keyed_states", "bytes", "largest")
 
 
-def query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
+def spark_query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
     """Return an output row for each Spark query in the last complete checkpoint.
 
     Queries that were absent since, and whose saved state waits for their return, have a row too.
@@ -131,7 +131,7 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
         seen = region.describe()
         with Admin(servers, **settings) as admin:
             lag = lag_rows(admin, seen)
-    queries = query_rows(name, saved)
+    queries = spark_query_rows(name, saved)
     if common.json:
         show_json({**region_view(seen), "queries": queries, "lag": lag})
         return DONE

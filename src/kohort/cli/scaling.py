@@ -14,10 +14,10 @@ from kohort.cli.common import (
     EndingSignals,
     ServerOptions,
     check_names,
-    duration_option,
     listen_address,
     log_to_stderr,
     make_client,
+    parse_duration_option,
     print_errors,
 )
 from kohort.cli.output import show, show_json_line
@@ -61,7 +61,7 @@ def scale(
     if not groups:
         raise UsageError("name groups")
     check_names("group", *groups)
-    target, look_ms = scaling_target(max_lag, min_, max_), duration_option("--look", look)
+    target, look_ms = scaling_target(max_lag, min_, max_), parse_duration_option("--look", look)
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
         decisions, errors = _decided(reader, groups, target, look_ms / 1000)
     rows = [scale_row(decision) for decision in decisions.values()]
@@ -109,7 +109,7 @@ def scaling_target(max_lag: str, fewest: int, most: int | None) -> ScalingTarget
     from kohort.lag.scaling import ScalingTarget
 
     try:
-        return ScalingTarget(duration_option("--max-lag", max_lag), fewest, most)
+        return ScalingTarget(parse_duration_option("--max-lag", max_lag), fewest, most)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
 

@@ -14,7 +14,7 @@ import stat
 from typing import Any, TextIO
 
 
-class WholeWrites(io.RawIOBase):
+class CompleteWrites(io.RawIOBase):
     """A raw file for an output stream, whose `write` writes all bytes or raises an error.
 
     Args:
@@ -64,13 +64,13 @@ class WholeWrites(io.RawIOBase):
         self._abandoned = True
 
 
-def whole_stream(stream: TextIO) -> TextIO:
+def with_complete_writes(stream: TextIO) -> TextIO:
     """Return a text stream like the given one that writes completely; the stream itself if it has no descriptor.
 
     Characters that the stream's encoding lacks are written as escapes.
     """
     try:
-        out = WholeWrites(stream.fileno())
+        out = CompleteWrites(stream.fileno())
     except (AttributeError, OSError):  # None where the caller closed it, or a stand-in without a descriptor
         return stream
     stream.flush()

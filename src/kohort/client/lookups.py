@@ -30,7 +30,7 @@ class LookupContext(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LookupClient:
+class LookupOnlyClient:
     """The cluster and settings for look-ups, without a consumer (a `LookupContext`)."""
 
     cluster: Cluster
@@ -76,7 +76,7 @@ async def offsets_for_times(
 
 
 @checks_arguments
-class Lookups:
+class LookupMethods:
     """A mixin of blocking facades such as Consumer: look-ups of partitions and offsets that need no group."""
 
     config: ConsumerConfig
@@ -85,7 +85,7 @@ class Lookups:
     def __init__(self, client: ThreadClient, config: ConsumerConfig) -> None:
         self.config = config
         self._client = client
-        self._core = LookupClient(client.cluster, config)
+        self._core = LookupOnlyClient(client.cluster, config)
 
     def _call(self, coro: Work[T]) -> T:
         return self._client.call(coro)

@@ -22,8 +22,8 @@ from pathlib import Path
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
 from kohort.io.backoff import exponential_backoff
-from kohort.settings.jaas import jaas_options
-from kohort.settings.validation import shown_url
+from kohort.settings.jaas import parse_jaas_options
+from kohort.settings.validation import redacted_url
 
 ANSWER_BYTES_MAX = 1 << 20
 KEPT_SHARE = 0.8
@@ -68,9 +68,9 @@ class TokenEndpoint:
         self._scheme = urllib.parse.urlsplit(url).scheme
         if self._scheme not in ("https", "http", "file"):
             raise InvalidInputError(
-                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {shown_url(url)}"
+                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {redacted_url(url)}"
             )
-        options = jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
+        options = parse_jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
         self._id = config.sasl_oauthbearer_client_id or options.get("clientId")
         self._secret = config.sasl_oauthbearer_client_secret or options.get("clientSecret")
         self._scope = config.sasl_oauthbearer_scope or options.get("scope")
@@ -151,7 +151,7 @@ class TokenEndpoint:
             with error:
                 text = error.read(500).decode(errors="replace")
             kind = OSError if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR else _EndpointRefusal
-            raise kind(f"{shown_url(self._url)} answered {error.code}: {text}") from None
+            raise kind(f"{redacted_url(self._url)} answered {error.code}: {text}") from None
         return _token_of(self._url, data)
 
 
@@ -161,7 +161,7 @@ def _token_of(url: str, data: bytes) -> tuple[str, float]:
         answer = {}
     token = answer.get("access_token")
     if not isinstance(token, str) or not token:
-        raise ValueError(f"{shown_url(url)} answered without an access_token")
+        raise ValueError(f"{redacted_url(url)} answered without an access_token")
     lifetime = answer.get("expires_in", 0)
     return token, float(lifetime) if isinstance(lifetime, int | float | str) and str(lifetime).isdecimal() else 0.0
 

@@ -171,7 +171,7 @@ async def list_offsets(
     *,
     read_committed: bool = False,
     timeout_ms: float | None = None,
-    pass_over_gone: bool = False,
+    skip_missing_partitions: bool = False,
 ) -> dict[TopicPartition, OffsetAndTimestamp]:
     """Look up offsets by time, with one request per leader.
 
@@ -180,7 +180,7 @@ async def list_offsets(
         wanted: Milliseconds since the epoch, `LATEST` or `EARLIEST`, per partition.
         read_committed: `LATEST` then means the last stable offset.
         timeout_ms: None: `default_api_timeout_ms`.
-        pass_over_gone: Leave partitions out that do not exist, instead of waiting for them to appear.
+        skip_missing_partitions: Leave partitions out that do not exist, instead of waiting for them to appear.
 
     Returns:
         The offsets; `offset` is -1 if no record is at or after the time.
@@ -191,16 +191,21 @@ async def list_offsets(
     found: dict[TopicPartition, OffsetAndTimestamp] = {}
     moved: set[str] = set()
 
-    async def list_offsets_of_rest() -> dict[TopicPartition, OffsetAndTimestamp]:
+    async def list_remaining_offsets() -> dict[TopicPartition, OffsetAndTimestamp]:
         missing = {partition: time for partition, time in wanted.items() if partition not in found}
         await list_offsets_once(
-            cluster, missing, found, moved, read_committed=read_committed, pass_over_gone=pass_over_gone
+            cluster,
+            missing,
+            found,
+            moved,
+            read_committed=read_committed,
+            skip_missing_partitions=skip_missing_partitions,
         )
         return found
 
     if not wanted:
         return found
-    return await cluster.retrying(list_offsets_of_rest, "list offsets", timeout_ms)
+    return await cluster.retrying(list_remaining_offsets, "list offsets", timeout_ms)
 
 
 async def list_offsets_once(
@@ -210,7 +215,7 @@ async def list_offsets_once(
     moved: set[str],
     *,
     read_committed: bool,
-    pass_over_gone: bool = False,
+    skip_missing_partitions: bool = False,
 ) -> None:
     """Look up offsets like `list_offsets`, in one attempt.
 
@@ -222,14 +227,14 @@ async def list_offsets_once(
         found: The offsets are stored here.
         moved: Topics whose metadata is refreshed first; those to refresh before the next attempt are stored here.
         read_committed: As in `list_offsets`.
-        pass_over_gone: As in `list_offsets`.
+        skip_missing_partitions: As in `list_offsets`.
 
     Raises:
         KafkaError: A partition's error; one that no retry cures, if there is one.
     """
     by_leader: dict[int, dict[TopicPartition, int]] = defaultdict(dict)
     await _know_leaders(cluster, wanted, moved)
-    gone = set(await _gone(cluster, wanted)) if pass_over_gone else ()
+    gone = set(await _gone(cluster, wanted)) if skip_missing_partitions else ()
     for partition, time in wanted.items():
         if partition not in gone:
             by_leader[cluster.metadata.leader(partition)][partition] = time
@@ -241,10 +246,12 @@ async def list_offsets_once(
 
 def is_retriable(error: KafkaError) -> bool:
     """Return whether a retry may succeed after this error; not for damaged data."""
-    return (isinstance(error, RetriableError) or may_pass(error.code)) and not isinstance(error, CorruptDataError)
+    return (isinstance(error, RetriableError) or is_code_retriable(error.code)) and not isinstance(
+        error, CorruptDataError
+    )
 
 
-def may_pass(code: ErrorCode) -> bool:
+def is_code_retriable(code: ErrorCode) -> bool:
     """Return whether an error code is retriable; False for CORRUPT_MESSAGE, because a damaged file stays damaged."""
     return code.retriable and code is not ErrorCode.CORRUPT_MESSAGE
 
@@ -347,7 +354,7 @@ class GroupIdentity:
         self.instance_id = instance_id
 
 
-def known_ids(
+def topic_ids_for_offsets(
     cluster: Cluster, partitions: Iterable[TopicPartition], held: Mapping[str, UUID] | None = None
 ) -> dict[str, UUID]:
     """Return the topic ids for a commit or fetch of offsets: the id in `held`, else the one in the metadata.
@@ -385,7 +392,7 @@ async def commit_offsets(
         KafkaError: A partition was refused; names the first.
     """
     coordinator = Coordinator(group)
-    topic_ids = known_ids(cluster, offsets) if ids is None else ids
+    topic_ids = topic_ids_for_offsets(cluster, offsets) if ids is None else ids
     names = {topic_id: topic for topic, topic_id in topic_ids.items()}
     unanswered = 0
 
@@ -416,7 +423,7 @@ async def commit_offsets(
         ]
         unanswered -= all(code not in MAY_BE_DONE for _, code in failed)
         if failed:
-            partition, code = min(failed, key=lambda failure: may_pass(failure[1]))
+            partition, code = min(failed, key=lambda failure: is_code_retriable(failure[1]))
             if code in LOST_COORDINATOR:
                 cluster.forget_coordinator(coordinator)
             missing = {part.topic: code for part, code in failed if code in NO_SUCH_TOPIC} if code.retriable else {}
@@ -496,14 +503,14 @@ async def committed_offsets(
     wanted = list(partitions)
     found: dict[TopicPartition, OffsetAndMetadata | None] = {}
 
-    async def committed_offsets_of_rest() -> dict[TopicPartition, OffsetAndMetadata | None]:
+    async def fetch_remaining_offsets() -> dict[TopicPartition, OffsetAndMetadata | None]:
         missing = [partition for partition in wanted if partition not in found]
         await committed_offsets_once(cluster, group, missing, found)
         return {partition: found[partition] for partition in wanted}
 
     if not wanted:
         return {}
-    return await cluster.retrying(committed_offsets_of_rest, f"committed offsets of group {group!r}", timeout_ms)
+    return await cluster.retrying(fetch_remaining_offsets, f"committed offsets of group {group!r}", timeout_ms)
 
 
 async def committed_offsets_once(
@@ -518,7 +525,7 @@ async def committed_offsets_once(
         KafkaError: A partition's error; one that no retry cures, if there is one.
     """
     coordinator = Coordinator(group)
-    ids = known_ids(cluster, wanted)
+    ids = topic_ids_for_offsets(cluster, wanted)
     names = {topic_id: topic for topic, topic_id in ids.items()}
     request = offset_fetch(group, wanted, require_stable=True, ids=ids)
     answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
@@ -539,7 +546,7 @@ async def committed_offsets_once(
                 )
     failed = [(code, where) for code, where in codes if code]
     if failed:
-        code, where = min(failed, key=lambda failure: may_pass(failure[0]))
+        code, where = min(failed, key=lambda failure: is_code_retriable(failure[0]))
         if code in LOST_COORDINATOR:
             cluster.forget_coordinator(coordinator)
         if any(code is ErrorCode.UNKNOWN_TOPIC_ID for code, _ in failed):

@@ -23,7 +23,7 @@ from kohort.client.offsets import beginning_offsets, end_offsets
 from kohort.cluster.coordination.placement import NOBODY, Candidate
 from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.journal.journal_partition import JournalSettings, JournalTopic
-from kohort.cluster.journal.kafka_journal import KafkaJournal, within_journal_limits
+from kohort.cluster.journal.kafka_journal import KafkaJournal, cap_to_journal_limits
 from kohort.cluster.shard_ownership import ShardOwnership
 from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
@@ -74,7 +74,7 @@ class ClusterEndpoints:
         """The id of Kafka's controller: clients send it the requests that only the controller handles."""
         return self._here.topics.controller_id
 
-    def is_here(self, cluster_id: str, node_id: int) -> bool:
+    def is_this_node(self, cluster_id: str, node_id: int) -> bool:
         """Return whether this is the coordinator `node_id` over the Kafka cluster `cluster_id`."""
         return (cluster_id, node_id) == (self.cluster_id, self._here.me.id)
 
@@ -87,7 +87,7 @@ class ClusterEndpoints:
         placement = self._here.coordination.placement
         if kind is not CoordinatorKind.GROUP or placement is None:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        index = self._here.groups.index_of(key)
+        index = self._here.groups.shard_index_of(key)
         owner = placement.candidate(placement.owners[index]) if index < len(placement.owners) else None
         return ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
 
@@ -103,7 +103,7 @@ class ClusterEndpoints:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, ()
         number = placement.elected
         if group is not None:
-            index = self._here.groups.index_of(group)
+            index = self._here.groups.shard_index_of(group)
             number = placement.owners[index] if index < len(placement.owners) else NOBODY
         owner = placement.candidate(number)
         place = ErrorCode.COORDINATOR_NOT_AVAILABLE if owner is None else _place(owner)
@@ -165,13 +165,13 @@ class KafkaGroups:
         async with self._room:
             cluster = self._client.cluster
             try:
-                answer = await self._client.call(offsets_at_kafka(cluster, question))
+                answer = await self._client.call(read_group_at_kafka(cluster, question))
             except KafkaError as error:
                 answer = _import_failed(question, error)
             cluster.forget_coordinator(Coordinator(question.group_id))
         done(answer)
 
-    async def watch_imported(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def poll_imported_groups(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
         """Check once a minute whether groups that are served here have members at Kafka too, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -207,7 +207,7 @@ class KafkaGroups:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def offsets_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
+async def read_group_at_kafka(cluster: Cluster, question: ImportGroupOffsets) -> GroupImported:
     """Read a group's state and committed offsets from Kafka's own coordinator.
 
     Raises:
@@ -300,7 +300,7 @@ class CoordinatorHost(GroupHost):
         self._finding: set[asyncio.Task[None]] = set()
         self._journal: tuple[JournalTopic, JournalSettings] | None = None
         super().__init__(
-            loop, within_journal_limits(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys
+            loop, cap_to_journal_limits(config), self._make_topics, ClusterEndpoints(self), self._shard_journal, keys
         )
         self.features = {}
         self.ownership = ShardOwnership(loop, self.groups, coordination, self._open)
@@ -330,28 +330,28 @@ class CoordinatorHost(GroupHost):
         driver.metrics = _OfShard(self.metrics, times)
         return Shard(index, self._open_journal(index), term, self.group_config, driver)
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Record that a shard has loaded."""
-        super().shard_loaded(index)
+        super().handle_shard_loaded(index)
         self.ownership.loaded(index)
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself; after a fence it may begin again."""
-        super().shard_ended(index, error)
+        super().handle_shard_ended(index, error)
         self.ownership.record_ended_shard(index, error)
 
-    def find_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
+    def lookup_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request metadata from Kafka for topics that may have been created a moment ago."""
         self.topics.request_topics(names, ids, then)
 
-    def ask_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
+    def lookup_in_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics in Kafka, or import a group's offsets from Kafka's own coordinator."""
         if isinstance(question, LookForTopics):
-            self.topics.find_deleted(question)
+            self.topics.find_deleted_topics(question)
         else:
             self.imports.import_offsets(question, done)
 
-    def find_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
+    def lookup_offsets(self, work: FindOffsets, done: Callable[[Event], None]) -> None:
         """Look up offsets with ListOffsets at Kafka's brokers; after a timeout the group asks again."""
         task = self.loop.create_task(self._find_offsets(work, done))
         self._finding.add(task)
@@ -367,9 +367,9 @@ class CoordinatorHost(GroupHost):
         positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in offsets.items())
         done(OffsetsFound(work.group_id, work.member_id, work.ticket, positions, failure))
 
-    def stop_waiting(self) -> None:
+    def answer_waiting_requests(self) -> None:
         """Answer all waiting requests and end all shards, because the process ends."""
-        super().stop_waiting()
+        super().answer_waiting_requests()
         for task in self._finding:
             task.cancel()
         self.ownership.close()

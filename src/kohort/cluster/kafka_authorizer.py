@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from kohort.broker.acls import AclIndex, AclRule
 from kohort.broker.authorization import Authorizer, Caller, Resource, StandardAuthorizer
-from kohort.client.admin.security import deciding_acls, describe_acls
+from kohort.client.admin.security import describe_acls, list_enforceable_acls
 from kohort.client.admin.values import Acl, AclFilter, AclResource
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
@@ -92,7 +92,7 @@ class KafkaAuthorizer(Authorizer):
             InvalidInputError: the coordinator may not read them, or can't know what a rule of a later version denies.
         """
         try:
-            rules = await self._client.call(deciding_acls(self._client.cluster, timeout_ms=ANSWER_MS))
+            rules = await self._client.call(list_enforceable_acls(self._client.cluster, timeout_ms=ANSWER_MS))
         except RetriableError:
             raise
         except KafkaError as error:
@@ -126,7 +126,7 @@ class KafkaAuthorizer(Authorizer):
         if not self._open:
             log.info("%d ACLs read from Kafka: they decide what clients may do here", len(self._rules))
 
-    async def poll_rules(self) -> None:
+    async def poll_acls(self) -> None:
         """Read the ACLs from Kafka again and again, until cancelled."""
         while True:
             await asyncio.sleep(REFRESH_S)
@@ -173,7 +173,7 @@ _FEW_RULES = AclFilter(resource_type=AclResource.CLUSTER, resource_name="kafka-c
 """A filter that few rules match: the check needs the error code only."""
 
 
-async def security_of(client: AsyncClient, config: ConnectionConfig) -> str | None:
+async def security_evidence(client: AsyncClient, config: ConnectionConfig) -> str | None:
     """Return what shows that a Kafka cluster is secured (a login or ACLs), as text; None: it is open to everyone.
 
     Raises:
@@ -198,7 +198,7 @@ async def refuse_secured_kafka(client: AsyncClient, config: ConnectionConfig) ->
     Raises:
         InvalidInputError: it is secured; the message says how to go on.
     """
-    sign = await retry_forever("Kafka's access rules", lambda: security_of(client, config))
+    sign = await retry_forever("Kafka's access rules", lambda: security_evidence(client, config))
     if sign is not None:
         raise InvalidInputError(
             f"this Kafka is secured: {sign}. Everyone who reaches this coordinator would join groups and commit "
@@ -208,7 +208,7 @@ async def refuse_secured_kafka(client: AsyncClient, config: ConnectionConfig) ->
         )
 
 
-async def watch_security(client: AsyncClient, config: ConnectionConfig) -> None:
+async def poll_security(client: AsyncClient, config: ConnectionConfig) -> None:
     """Check once a minute that Kafka is still open to everyone, until cancelled.
 
     Raises:

@@ -151,7 +151,7 @@ class Refusals:
     def refuse(self, request: Request[Message]) -> Message | None:
         """Answer with the error code of this kind of request, in every place of the response that has one."""
         message = request.message
-        if request.client.is_own:
+        if request.client.is_kohort_client:
             text = "the coordinator cannot ask Kafka who may do what: retrying"
             return self._later(request, error_response(request, ErrorCode.COORDINATOR_NOT_AVAILABLE, text))
         if isinstance(message, ProduceRequest) and message.acks == 0:
@@ -163,7 +163,7 @@ class Refusals:
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
         """Record the client's name and version, and list all APIs, so that its requests get the refusal as text."""
         response = api_versions(self.host, request)
-        if not request.client.is_own and not response.error_code:
+        if not request.client.is_kohort_client and not response.error_code:
             response.api_keys = [*REFUSED_API_KEYS]
         return response
 
@@ -172,7 +172,7 @@ class Refusals:
 
         A list of all topics is answered with one refused name, because an empty list would say that there are none.
         """
-        if request.client.is_own:
+        if request.client.is_kohort_client:
             return self.refuse(request)
         here, asked = self.host.me, request.message.topics
         everything = asked is None or (request.version == 0 and not asked)
@@ -207,7 +207,7 @@ class Refusals:
 
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Message | None:
         """Answer DescribeCluster of a foreign client: this coordinator is the only node, with the refusal as error."""
-        if request.client.is_own:
+        if request.client.is_kohort_client:
             return self.refuse(request)
         here = self.host.me
         node = DescribeClusterResponse.DescribeClusterBroker(broker_id=here.id, host=here.host, port=here.port)
@@ -316,7 +316,7 @@ class OwnClientsDispatcher:
         Raises:
             BadFrame: the frame is no request; the connection must be closed.
         """
-        own = connection.client.is_own and not self._refusals.refuses_everyone
+        own = connection.client.is_kohort_client and not self._refusals.refuses_everyone
         if own or PUSH_FIRST <= frame[0] < NEGATIVE_FIRST:
             self._served(connection, frame)
         else:

@@ -33,7 +33,7 @@ from kohort.broker.dispatch import Dispatcher, Route, api_handler, api_keys, rou
 from kohort.broker.routes import GROUP_ROUTES
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.listeners import open_listeners, planned_listeners, sasl_servers
-from kohort.broker.server.listener import divide_descriptors, open_file_limit
+from kohort.broker.server.listener import divide_descriptors, raise_open_file_limit
 from kohort.broker.server.requests import Request
 from kohort.broker.serving import Serving, serve_until_ended
 from kohort.client.net.asyncio_driver import AsyncClient
@@ -46,15 +46,15 @@ from kohort.cluster.coordination.service import CoordinationService
 from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
-from kohort.cluster.kafka_authorizer import KafkaAuthorizer, refuse_secured_kafka, watch_security
+from kohort.cluster.kafka_authorizer import KafkaAuthorizer, poll_security, refuse_secured_kafka
 from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
 from kohort.cluster.retry import retry_forever
-from kohort.cluster.settings import Configured, advertised_address, coordinator_id
+from kohort.cluster.settings import CoordinatorConfiguration, advertised_address, coordinator_id
 from kohort.cluster.shard_ownership import OwnedShard
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
-from kohort.cluster.zookeeper.shown import ALIVE_S, show_topics
+from kohort.cluster.zookeeper.shown import ALIVE_S, mirror_leader_topics
 from kohort.coordinator.shard import Shard
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import AclOperation
@@ -76,7 +76,7 @@ def describe_coordinators(
     Every client learns the coordinators, as it learns brokers from Metadata: it asks all of them for groups.
     """
     sees_shards = is_allowed(host, request, AclOperation.DESCRIBE, Resource.CLUSTER)
-    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*own_shards(host)] if sees_shards else [])
+    response = DescribeCoordinatorsResponse(node_id=host.me.id, shards=[*owned_shard_rows(host)] if sees_shards else [])
     placement = host.coordination.placement
     if placement is not None:
         make = DescribeCoordinatorsResponse.Coordinator
@@ -89,7 +89,7 @@ def describe_coordinators(
     return response
 
 
-def own_shards(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
+def owned_shard_rows(host: CoordinatorHost) -> Iterator[DescribeCoordinatorsResponse.Shard]:
     """Return the metrics of each shard that this coordinator owns, as rows of DescribeCoordinators."""
     for shard in host.groups:
         tenure = host.ownership.owned.get(shard.index)
@@ -157,7 +157,7 @@ class Options:
 
     kafka: ConnectionConfig
     listen: str
-    configured: Configured
+    configured: CoordinatorConfiguration
     zookeeper: ZooKeeperAddress | None = None
     id: int | None = None
     trust_everyone: bool = False
@@ -175,7 +175,7 @@ class CoordinatorServing(Serving):
         return CoordinatorExporter(
             lambda: self.call_on_loop(self.metrics),
             lambda: host.coordinator_id,
-            lambda: self.call_on_loop(lambda: [*own_shards(host)]),
+            lambda: self.call_on_loop(lambda: [*owned_shard_rows(host)]),
         )
 
 
@@ -194,7 +194,7 @@ class RunningCoordinator:
         (self._plan,) = planned_listeners(options.listen, config.security)
         try:
             self._host, self._port = advertised_address(config.socket, listener.host, listener.port)
-            room = divide_descriptors(open_file_limit()).connections
+            room = divide_descriptors(raise_open_file_limit()).connections
             self._client = AsyncClient(options.kafka)
             self._coordination = _coordination_service(options)
             self.host = CoordinatorHost(
@@ -222,7 +222,7 @@ class RunningCoordinator:
         self._peers: Peers | None = None
         self.failed = False
 
-    def _open_audit_log(self, config: Configured) -> None:
+    def _open_audit_log(self, config: CoordinatorConfiguration) -> None:
         """Open the audit log if `audit.log.location` is set.
 
         Raises:
@@ -266,10 +266,10 @@ class RunningCoordinator:
             raise InvalidInputError("--kafka names coordinators of kohort's; name the brokers of the Kafka cluster")
         if self._authorizer is not None:
             await self._authorizer.begin()
-            self._run_in_background(self._authorizer.poll_rules(), "access rules of Kafka")
+            self._run_in_background(self._authorizer.poll_acls(), "access rules of Kafka")
         elif not self._options.trust_everyone:
             await refuse_secured_kafka(self._client, self._options.kafka)
-            self._run_in_background(watch_security(self._client, self._options.kafka), "security of Kafka")
+            self._run_in_background(poll_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
         await retry_forever("Kafka's topics", topics.poll)
         me = self._candidate({place.node_id for place in topics.brokers})
@@ -298,18 +298,18 @@ class RunningCoordinator:
         self._coordination.on_changes(self._follow)
         self._run_in_background(self._keep_session_alive(me), "keep-alive of the session")
         self._run_in_background(
-            self.host.imports.watch_imported(self.host.groups, self.host.record_metric), "groups at Kafka"
+            self.host.imports.poll_imported_groups(self.host.groups, self.host.record_metric), "groups at Kafka"
         )
         if isinstance(self._coordination, ZooKeeperCoordination):
-            self._coordination.on_topics_changed(topics.poll_soon)
-            self._run_in_background(show_topics(self._coordination, self.host), "mirror of topics")
+            self._coordination.on_topics_changed(topics.poll_topics_now)
+            self._run_in_background(mirror_leader_topics(self._coordination, self.host), "mirror of topics")
             mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
-            self.host.on_rebalanced = mirror.run_soon
+            self.host.on_rebalanced = mirror.request_early_run
             self._run_in_background(mirror.watch(), "mirror of groups")
         self.host.ownership.begin(me)
         self._follow()
-        await self.host.ownership.wait_settled()
+        await self.host.ownership.wait_until_shards_serve()
 
     def _run_in_background(self, coroutine: Coroutine[None, None, None], name: str) -> None:
         """Run a background task until shutdown; a fault in it ends the process with its traceback."""
@@ -333,7 +333,7 @@ class RunningCoordinator:
         """Begin and end shards, and watch peers, according to the placement; called when it may have changed."""
         self.host.ownership.follow()
         if self._peers is not None:
-            self._peers.watch_placed()
+            self._peers.watch_candidates()
 
     def _candidate(self, brokers: set[int]) -> Candidate:
         number = coordinator_id(self._options.id, f"{self._host}:{self._port}", brokers)
@@ -359,7 +359,7 @@ class RunningCoordinator:
             await peers.close()
             try:
                 await asyncio.wait_for(self._coordination.retire(), RETIRE_S)
-                await self.host.ownership.handed_over()
+                await self.host.ownership.wait_handed_over()
             except (TimeoutError, KafkaError) as error:
                 log.warning(
                     "the shards could not be handed over (%s): other coordinators take them over", error or "no answer"
@@ -409,7 +409,7 @@ class CoordinatorUsers(Users):
         super().__init__(Path(self._folder.name))
         location = security.get("sasl.users.location")
         if location:
-            self.add_from(str(location))
+            self.add_users_from_file(str(location))
 
     def close(self) -> None:
         """Remove the temporary folder with the users' credentials."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kohort.broker.config.settings import BrokerConfig
-from kohort.broker.security.settings import is_security, security_names
+from kohort.broker.security.settings import is_security_setting, security_names
 from kohort.cluster.coordination.group_service import PLACEMENT_GROUP, SESSION_MS
 from kohort.cluster.coordination.placement import CANDIDATE_ID_MAX
 from kohort.cluster.journal.journal_partition import REFUSE, SKIP, TOPIC, UNFENCED_RECORDS
@@ -90,7 +90,7 @@ class CoordinatorConfig:
     )
 
 
-class Configured(NamedTuple):
+class CoordinatorConfiguration(NamedTuple):
     """A coordinator's complete configuration: its socket, its groups, its own settings, and its listener's security.
 
     Attributes:
@@ -103,26 +103,26 @@ class Configured(NamedTuple):
     security: Mapping[str, Any]
 
 
-def known_names() -> tuple[str, ...]:
+def known_setting_names() -> tuple[str, ...]:
     """Return the names of all settings that `kohort coordinator --set` accepts."""
     return (*settings(CoordinatorConfig), *settings(GroupConfig), *OF_THE_SOCKET)
 
 
-def parse_settings(properties: Mapping[str, Any]) -> Configured:
+def parse_settings(properties: Mapping[str, Any]) -> CoordinatorConfiguration:
     """Build a coordinator's configuration from one mapping of properties.
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), or a bad value.
     """
-    known = known_names()
-    security = {key: value for key, value in properties.items() if is_security(key)}
+    known = known_setting_names()
+    security = {key: value for key, value in properties.items() if is_security_setting(key)}
     others = {key: value for key, value in properties.items() if key not in security}
     for key in others:
         if key not in known:
             raise unknown_key(key, (*known, *security_names()))
     given = {**OWN_DEFAULTS, **others}
     broker, groups, own = from_properties_many((BrokerConfig, GroupConfig, CoordinatorConfig), given)
-    return Configured(broker, groups, own, security)
+    return CoordinatorConfiguration(broker, groups, own, security)
 
 
 def advertised_address(config: BrokerConfig, host: str, port: int) -> tuple[str, int]:

@@ -135,7 +135,7 @@ class ShardOwnership:
                 len(self.owned.keys() - self._leaving()),
             )
 
-    async def wait_settled(self) -> None:
+    async def wait_until_shards_serve(self) -> None:
         """Return once each shard that the placement assigns to this process serves, or can't."""
         while not self._is_settled():
             self._news.clear()
@@ -145,7 +145,7 @@ class ShardOwnership:
         here = {shard.index for shard in self._groups if shard.loaded or shard.phase.ended}
         return self.placed_here() == self.owned.keys() == here
 
-    async def handed_over(self) -> None:
+    async def wait_handed_over(self) -> None:
         """Wait until every shard that the placement assigns to another coordinator has left this one."""
         while leaving := self._leaving():
             for index in leaving:

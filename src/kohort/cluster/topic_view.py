@@ -111,17 +111,17 @@ class DoubtfulTopic:
     alone: bool = True
     recorded: set[TopicId] = field(default_factory=set)
 
-    def count_answer(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
+    def count_contradicting_answer(self, says: TopicId | None, node: int, *, alone: bool) -> bool:
         """Record one contradicting answer, and return whether enough of them agree now."""
         if self.answers and says != self.says:
-            self.clear_answers()
+            self.clear_contradicting_answers()
         self.says = says
         self.nodes.add(node)
         self.answers += 1
         self.alone = self.alone and alone
         return len(self.nodes) >= ANSWERS_WANTED or (self.alone and self.answers >= ANSWERS_WANTED)
 
-    def clear_answers(self) -> None:
+    def clear_contradicting_answers(self) -> None:
         """Discard the contradicting answers about the topic so far."""
         self.nodes.clear()
         self.answers, self.alone = 0, True
@@ -160,7 +160,7 @@ class TopicView:
             self._image = TopicImage(self._version, topics, sure=False)
         return self._image
 
-    def take_deleted(self) -> tuple[str, ...]:
+    def take_deleted_topics(self) -> tuple[str, ...]:
         """Return the names of topics that were found deleted or recreated since the last call."""
         deleted, self._deleted = self._deleted, {}
         return tuple(deleted)
@@ -173,7 +173,7 @@ class TopicView:
         self._racks.update(new)
         self._moved = bool(new)
 
-    def merge_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_topic_list(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's list of all topics. `alone`: the node knows of no other node."""
         named: set[str] = set()
         for topic in topics:
@@ -193,16 +193,16 @@ class TopicView:
         first = ((self._lists - 1) // ANSWERS_WANTED) % turns * ASKED_MAX
         return self._unlisted[first : first + ASKED_MAX]
 
-    def merge_answers(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
+    def merge_topic_answers(self, node: int, topics: Iterable[TopicAnswer], *, alone: bool) -> None:
         """Merge a node's answers about topics that were requested by name."""
         for topic in topics:
             self._apply_answer(topic, node, alone=alone)
 
-    def find_deleted(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
+    def find_deleted_topics(self, recorded: Mapping[str, Iterable[TopicId]]) -> None:
         """Find out which topics were deleted, of those that a shard's offsets name and the view does not have."""
         for name, ids in recorded.items():
             doubt = self._doubts.setdefault(name, DoubtfulTopic())
-            doubt.clear_answers()
+            doubt.clear_contradicting_answers()
             doubt.recorded.update(ids)
 
     # -- conclusions
@@ -232,7 +232,7 @@ class TopicView:
         elif agrees and not doubt.recorded:
             del self._doubts[answer.name]
             return
-        if doubt.count_answer(says, node, alone=alone):
+        if doubt.count_contradicting_answer(says, node, alone=alone):
             self._conclude(answer, says, doubt)
 
     def _unsaid(self, answer: TopicAnswer) -> None:
@@ -241,7 +241,7 @@ class TopicView:
             self.hidden.add(answer.name)
         doubt = self._doubts.get(answer.name)
         if doubt is not None:
-            doubt.clear_answers()
+            doubt.clear_contradicting_answers()
 
     def _conclude(self, answer: TopicAnswer, says: TopicId | None, doubt: DoubtfulTopic) -> None:
         name = answer.name
@@ -402,7 +402,7 @@ class KafkaTopics:
             node, answer = await self._client.call(self._next(None))
             alone = len(answer.brokers) <= 1
             self._announced.record_racks({broker.node_id: broker.rack for broker in answer.brokers})
-            self._announced.merge_list(node, topic_answers(answer), alone=alone)
+            self._announced.merge_topic_list(node, topic_answers(answer), alone=alone)
             self.brokers = tuple(
                 Endpoint(broker.node_id, broker.host, broker.port, broker.rack) for broker in answer.brokers
             )
@@ -413,7 +413,7 @@ class KafkaTopics:
             self._notify_shards()
             if names := self._announced.topics_to_request():
                 named = await self._client.call(self._request_metadata(node, names))
-                self._announced.merge_answers(node, topic_answers(named), alone=alone)
+                self._announced.merge_topic_answers(node, topic_answers(named), alone=alone)
                 self._notify_shards()
             self._refresh_brokers()
 
@@ -440,14 +440,14 @@ class KafkaTopics:
                     await self._soon.wait()
             self._soon.clear()
 
-    def poll_soon(self) -> None:
+    def poll_topics_now(self) -> None:
         """Make `poll_topics` poll now, because something is known to have changed."""
         self._soon.set()
 
-    def find_deleted(self, question: LookForTopics) -> None:
+    def find_deleted_topics(self, question: LookForTopics) -> None:
         """Find out whether topics were deleted: a shard holds offsets of topics that the view does not have."""
-        self._announced.find_deleted(question.topics)
-        self.poll_soon()
+        self._announced.find_deleted_topics(question.topics)
+        self.poll_topics_now()
 
     def request_topics(self, names: Collection[str], ids: Collection[UUID], then: Callable[[], None]) -> None:
         """Request unknown topics now: they may have been created since the last poll.
@@ -498,7 +498,7 @@ class KafkaTopics:
     async def _poll_names(self, names: Sequence[str]) -> None:
         async with self._asking:
             node, answer = await self._client.call(self._next(names))
-            self._announced.merge_answers(node, topic_answers(answer), alone=len(answer.brokers) <= 1)
+            self._announced.merge_topic_answers(node, topic_answers(answer), alone=len(answer.brokers) <= 1)
             self._notify_shards()
 
     async def _next(self, names: Sequence[str] | None) -> tuple[int, MetadataResponse]:
@@ -538,7 +538,7 @@ class KafkaTopics:
         """Refresh the brokers' addresses from any reachable broker, the bootstrap servers included."""
         cluster = self._client.cluster
         try:
-            await cluster.runtime.within(cluster.ask_for_brokers(), ANSWER_MS, "brokers")
+            await cluster.runtime.within(cluster.request_brokers_once(), ANSWER_MS, "brokers")
         except TimedOutError as error:
             raise TimedOutError(f"Kafka does not answer: {cluster.unreachable_text() or error}") from error
 
@@ -562,14 +562,14 @@ class KafkaTopics:
     def _notify_shards(self) -> None:
         """Send the changes to the shards: first the existing topics, then those whose offsets are dropped."""
         before, self._image = self._image, self._announced.image()
-        deleted = self._announced.take_deleted()
+        deleted = self._announced.take_deleted_topics()
         if self._image is not before:
-            self._groups.queue_for_all(TopicsChanged(self._image))
+            self._groups.queue_for_all_shards(TopicsChanged(self._image))
         if deleted:
             for name in deleted:
                 change = "recreated" if name in self._image.topics else "deleted"
                 log.info("topic %s was %s: its committed offsets are dropped", name, change)
-            self._groups.queue_for_all(TopicsDeleted(deleted))
+            self._groups.queue_for_all_shards(TopicsDeleted(deleted))
         hidden = frozenset(self._announced.hidden)
         if more := sorted(hidden - self._hidden):
             log.warning(

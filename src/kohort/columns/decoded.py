@@ -45,7 +45,7 @@ class Decoded:
     """Columns of all record sets of one decode, in the order of the record sets.
 
     Attributes:
-        sets: The record sets as given; without their bytes after `drop_bytes`.
+        sets: The record sets as given; without their bytes after `release_fetched_bytes`.
         options: The options as given.
         ranges: The result of each record set, in their order.
         num_rows: Rows altogether.
@@ -82,7 +82,7 @@ class Decoded:
             if not part.finished
         ]
 
-    def drop_bytes(self) -> None:
+    def release_fetched_bytes(self) -> None:
         """Release the fetched bytes, which a finished decode no longer needs: the columns hold copies."""
         if self.finished:
             self.sets = [RecordSet(given.topic, given.partition, b"", given.first_offset) for given in self.sets]

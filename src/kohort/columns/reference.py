@@ -27,7 +27,7 @@ from kohort.columns.shapes import (
 )
 from kohort.wire.checksum import crc32c
 from kohort.wire.compression import CodecError, TooLargeError, decompress
-from kohort.wire.records import header_name
+from kohort.wire.records import decode_header_name
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 """Base offset, length, leader epoch, magic, CRC, attributes, last offset delta, base and maximum timestamp, producer id
@@ -233,7 +233,7 @@ class DecodeLimits:
         return True
 
 
-class SetDecoder:
+class RecordSetDecoder:
     """The decoder of one record set, the fetched bytes of a partition. It appends the records to the rows."""
 
     def __init__(self, given: RecordSet, options: DecodeOptions, rows: RowColumns, limits: DecodeLimits) -> None:
@@ -446,7 +446,7 @@ def _headers(reader: Reader) -> tuple[Header, ...]:
     headers = []
     for _ in range(count):
         name = reader.take(reader.varint())
-        headers.append((header_name(bytes(name)), reader.nullable()))
+        headers.append((decode_header_name(bytes(name)), reader.nullable()))
     return tuple(headers)
 
 
@@ -454,7 +454,7 @@ def decode_block(sets: Sequence[RecordSet], options: DecodeOptions) -> tuple[lis
     """Decode as `kohort.columns.decode` does; return its two parts."""
     rows = RowColumns(columns=options.columns, unit=options.timestamp_unit)
     limits = DecodeLimits(sets, options)
-    return [SetDecoder(given, options, rows, limits).run() for given in sets], rows
+    return [RecordSetDecoder(given, options, rows, limits).run() for given in sets], rows
 
 
 def extent(buffer: BytesLike) -> Extent:

@@ -75,16 +75,16 @@ class Driver(Protocol):
     def topic_image(self) -> TopicImage:
         """Return the topics as they are now."""
 
-    def unseen_topics(self, index: int) -> Sequence[str]:
+    def topics_since_load(self, index: int) -> Sequence[str]:
         """Return the topics created since a shard's journal was last loaded.
 
         Offsets that the journal holds under their names belong to earlier topics.
         """
 
-    def shard_loaded(self, index: int) -> None:
+    def handle_shard_loaded(self, index: int) -> None:
         """Record that a shard is loaded and holds no offsets of deleted topics. Raises OSError."""
 
-    def shard_ended(self, index: int, error: Exception) -> None:
+    def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Handle, in a turn of its own, the end of a shard that was fenced or can't be read; it no longer serves.
 
         The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
@@ -93,7 +93,7 @@ class Driver(Protocol):
     def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the dynamic settings of single groups of a shard, by group id; the journal does not hold them."""
 
-    def run_work(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
+    def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
     def push(self, push: Push) -> None:

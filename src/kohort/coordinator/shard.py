@@ -156,21 +156,21 @@ class Appends:
         self.wrote = False
 
     @property
-    def next_records(self) -> int:
+    def next_append_records(self) -> int:
         """The number of records in the next append."""
         return self._behind[-1].records if self._behind else 0
 
     @property
-    def next_bytes(self) -> int:
+    def next_append_bytes(self) -> int:
         """The estimated bytes of the next append; 0 if the journal has no bound."""
         return self._behind[-1].size if self._behind else 0
 
     @property
     def is_full(self) -> bool:
         """Whether no event may be processed before an append is durable."""
-        if self.next_records >= APPEND_RECORDS or self.waiting >= WAITING_STEPS:
+        if self.next_append_records >= APPEND_RECORDS or self.waiting >= WAITING_STEPS:
             return True
-        return self.bytes_max is not None and self.next_bytes >= self.bytes_max
+        return self.bytes_max is not None and self.next_append_bytes >= self.bytes_max
 
     def add(self, steps: list[Step], now: Now) -> None:
         """Queue the records of processed events. Without records to wait for, carry out the effects at once."""
@@ -192,17 +192,17 @@ class Appends:
         if self.bytes_max is not None:
             pending.size += sum(map(record_bytes, records))
 
-    def has_undurable(self, kind: type) -> bool:
+    def awaits_durability_of(self, kind: type) -> bool:
         """Return whether an event of this type was processed and its records are not durable yet."""
         waiting = (self._unproven, self._sent, *(pending.steps for pending in self._behind))
         return any(type(event) is kind for steps in waiting for event, _ in steps)
 
-    def when_out(self, action: Action) -> None:
+    def call_when_released(self, action: Action) -> None:
         """Call `action` once all effects queued so far are carried out; never if an append fails or the load ends."""
         self._last = action
         self._append_next()
 
-    def end_load(self) -> None:
+    def abandon_load(self) -> None:
         """End the load: drop waiting steps, and ignore later answers of the journal."""
         self.ended = True
         self._token, self._last, self._reading = None, None, None
@@ -236,7 +236,7 @@ class Appends:
         if reading is not None:
             self._driver.call_soon(reading)
 
-    def read_later(self, action: Action) -> None:
+    def continue_when_notified(self, action: Action) -> None:
         """Let the load continue with `action` when the journal calls `continue_reading`."""
         self._reading = action
 
@@ -312,7 +312,7 @@ class Appends:
         return []
 
     def _fail(self, error: Exception, refused: Step | None) -> None:
-        self.end_load()
+        self.abandon_load()
         self._lost(error, refused)
 
 
@@ -427,9 +427,9 @@ class Shard:
         return self._machine is not None and self._machine.has_group(group_id)
 
     @property
-    def has_unshown(self) -> bool:
+    def has_unpublished_push_groups(self) -> bool:
         """Whether push groups have changed since they were last published (`GroupMachine`); False during a load."""
-        return self._machine is not None and self._machine.has_unshown
+        return self._machine is not None and self._machine.has_unpublished_push_groups
 
     @property
     def is_idle(self) -> bool:
@@ -465,7 +465,7 @@ class Shard:
         try:
             for records in batches:
                 if records is None:
-                    appends.read_later(partial(self._replay, appends, machine, batches))
+                    appends.continue_when_notified(partial(self._replay, appends, machine, batches))
                     return
                 for record in records:
                     machine.apply(record)
@@ -476,7 +476,7 @@ class Shard:
             settings, ownership_proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
             loaded = machine.on_loaded(time_now, driver.topic_image(), settings, ownership_proof_ms)
             steps: list[Step] = [(None, loaded)]
-            if unseen := driver.unseen_topics(self.index):
+            if unseen := driver.topics_since_load(self.index):
                 event = TopicsDeleted(tuple(unseen))
                 steps.append((event, machine.step(event, time_now)))
         except FencedError as error:
@@ -492,12 +492,12 @@ class Shard:
             self._machine = machine
             appends.add(steps, time_now)
             if not appends.ended:
-                appends.when_out(self._begin_serving)
+                appends.call_when_released(self._begin_serving)
 
     def _begin_serving(self) -> None:
         """Begin to serve: the records of the load are durable, and the driver records the load."""
         try:
-            self._driver.shard_loaded(self.index)
+            self._driver.handle_shard_loaded(self.index)
         except OSError as error:
             self._discard_machine(f"load not recorded: {error}")
             return
@@ -536,7 +536,7 @@ class Shard:
         if self._queue:
             self._run()
         queued = any(type(event) is TopicsDeleted for event in self._queue)
-        return queued or (self._appends is not None and self._appends.has_undurable(TopicsDeleted))
+        return queued or (self._appends is not None and self._appends.awaits_durability_of(TopicsDeleted))
 
     def _enqueue(self, event: Event) -> None:
         self._queue.append(event)
@@ -554,7 +554,7 @@ class Shard:
         if appends.waiting:
             if appends.is_full:
                 return
-            records, size = appends.next_records, appends.next_bytes
+            records, size = appends.next_append_records, appends.next_append_bytes
         events = self._queue
         self._queue = []
         began = self._clock()
@@ -600,7 +600,7 @@ class Shard:
             for push in outcome.pushes:
                 self._driver.push(push)
             for work in outcome.work:
-                self._driver.run_work(work, self.queue_event)
+                self._driver.run_background_task(work, self.queue_event)
             for note in outcome.notes:
                 if isinstance(note, Counted):
                     meter, amount = note
@@ -652,7 +652,7 @@ class Shard:
         assert appends is not None
         appends.add(before, time_now)
         if not appends.ended:
-            appends.when_out(fail_request_and_reload)
+            appends.call_when_released(fail_request_and_reload)
 
     def _discard_machine(self, why: str, fault: Exception | None = None) -> None:
         """Discard the machine, and schedule one reload, unless another process is to own the shard."""
@@ -684,7 +684,7 @@ class Shard:
     def _ended(self, phase: Phase, error: Exception) -> None:
         """Enter a final phase after a fence or damage, and report it to the driver."""
         self._unload(phase, REFUSED[phase])
-        self._driver.call_soon(partial(self._driver.shard_ended, self.index, error))
+        self._driver.call_soon(partial(self._driver.handle_shard_ended, self.index, error))
 
     def close(self) -> None:
         """Stop the shard: waiting requests get NOT_COORDINATOR, so that clients look up the coordinator again."""
@@ -695,7 +695,7 @@ class Shard:
         self.phase = phase
         self._machine = None
         if self._appends is not None:
-            self._appends.end_load()
+            self._appends.abandon_load()
         self._queue = []
         for timer in (self._timer, self._reload):
             if timer is not None:

@@ -77,7 +77,7 @@ class AnswerCache:
         self._making: dict[str, threading.Lock] = {}
         self._kept: OrderedDict[str, tuple[float, View | KafkaError]] = OrderedDict()
 
-    def cached_or_made(self, name: str, make: Callable[[], View]) -> View:
+    def cached_answer(self, name: str, make: Callable[[], View]) -> View:
         """Return the cached answer of this name, or call `make` and cache what it returns or raises.
 
         Raises:
@@ -114,7 +114,7 @@ class AnswerCache:
                 self._making.pop(self._kept.popitem(last=False)[0], None)
         return found
 
-    def kept_names(self) -> set[str]:
+    def cached_names(self) -> set[str]:
         """Return the names of all answers that are cached or being made."""
         with self._lock:
             return {*self._kept, *self._making}
@@ -166,7 +166,7 @@ class ClusterLookups:
 
     def topics(self) -> View:
         """Return all topics of the cluster as JSON values, also Kafka's internal ones."""
-        return self._kept.cached_or_made("topics", self._topics)
+        return self._kept.cached_answer("topics", self._topics)
 
     def _topics(self) -> View:
         with Admin(self._servers, **self._connection) as admin:
@@ -179,7 +179,7 @@ class ClusterLookups:
         Raises:
             NotFoundError: There is no such topic.
         """
-        return self._kept.cached_or_made(f"topic {name}", lambda: self._topic(name))
+        return self._kept.cached_answer(f"topic {name}", lambda: self._topic(name))
 
     def _topic(self, name: str) -> View:
         with Admin(self._servers, **self._connection) as admin:
@@ -222,7 +222,7 @@ class ClusterLookups:
 
     def coordinators(self) -> View:
         """Return kohort's coordinators over a Kafka cluster with their shards; none where brokers coordinate groups."""
-        return self._kept.cached_or_made("coordinators", self._coordinators)
+        return self._kept.cached_answer("coordinators", self._coordinators)
 
     def _coordinators(self) -> View:
         from kohort.client.admin.coordinators import describe_coordinators, shard_row
@@ -243,7 +243,7 @@ class ClusterLookups:
 
     def regions(self) -> View:
         """Return all consistent regions of the cluster as JSON values."""
-        return self._kept.cached_or_made("regions", self._regions)
+        return self._kept.cached_answer("regions", self._regions)
 
     def _regions(self) -> View:
         from kohort.region.description import region_list_rows
@@ -261,7 +261,7 @@ class ClusterLookups:
         known = [row["region"] for row in self.regions()["regions"]]
         if name not in known:
             raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
-        return self._kept.cached_or_made(f"region {name}", lambda: self._region(name))
+        return self._kept.cached_answer(f"region {name}", lambda: self._region(name))
 
     def _region(self, name: str) -> View:
         from kohort.region.description import region_view

@@ -20,15 +20,15 @@ from kohort.client.admin.group_changes import (
     OffsetChange,
     OutcomeUnknownError,
     ResetTarget,
+    change_was_made,
     check_group_exists,
     delete_group_offsets,
     delete_groups,
-    group_deletions,
-    offset_changes,
-    offset_deletions,
     parse_reset_target,
-    set_offsets,
-    was_changed,
+    preview_group_deletions,
+    preview_offset_changes,
+    preview_offset_deletions,
+    set_previewed_offsets,
 )
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError
 from kohort.ids import TopicPartition
@@ -148,12 +148,12 @@ class GroupChanges:
             check_group_exists(admin, asked.group)
             state = _state(admin, asked.group)  # before the preview: what comes between is refused later
             if goal is not None:
-                offsets, errors = offset_changes(admin, [asked.group], goal, asked.topics)
+                offsets, errors = preview_offset_changes(admin, [asked.group], goal, asked.topics)
                 rows = [change.row() for change in offsets]
             elif asked.change == DELETE_OFFSETS:
-                rows = offset_deletions(admin, asked.group, asked.topics)
+                rows = preview_offset_deletions(admin, asked.group, asked.topics)
             else:
-                rows, errors = group_deletions(admin, [asked.group])
+                rows, errors = preview_group_deletions(admin, [asked.group])
                 errors = {**errors, **_with_members(rows)}
         if len(rows) > OFFSETS_MAX:
             raise InvalidInputError(f"these are {len(rows)} offsets: more than {OFFSETS_MAX} are for kohort groups")
@@ -322,13 +322,15 @@ def _check_unchanged(admin: Admin, preview: GroupPreview) -> None:
 
 def _make(admin: Admin, preview: GroupPreview) -> tuple[list[View], Mapping[Any, KafkaError]]:
     if preview.change == RESET:
-        return set_offsets(admin, preview.offsets)
+        return set_previewed_offsets(admin, preview.offsets)
     if preview.change == DELETE:
         refused = delete_groups(admin, [preview.group])
-        return [{**row, "done": was_changed(refused.get(row["group"]))} for row in preview.rows], refused
+        return [{**row, "done": change_was_made(refused.get(row["group"]))} for row in preview.rows], refused
     keys = [TopicPartition(row["topic"], row["partition"]) for row in preview.rows]
     errors = delete_group_offsets(admin, preview.group, keys)
-    return [{**row, "done": was_changed(errors.get(key))} for row, key in zip(preview.rows, keys, strict=True)], errors
+    return [
+        {**row, "done": change_was_made(errors.get(key))} for row, key in zip(preview.rows, keys, strict=True)
+    ], errors
 
 
 def _text(row: View) -> str:

@@ -21,7 +21,7 @@ from kohort.dashboard.group_changes import ChangedMeanwhileError
 from kohort.dashboard.logins import SESSION_S, DashboardLogins, LoginSession
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.io.server_certificates import ServerCertificates
-from kohort.lag.snapshot import reason_of
+from kohort.lag.snapshot import failure_reason_of
 from kohort.settings.config import is_loopback
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ class DashboardAccess:
             "127.0.0.1 and reach it by ssh -L"
         )
 
-    def is_own_name(self, host: str) -> bool:
+    def is_dashboard_host(self, host: str) -> bool:
         """Return whether the host of a request's Host header belongs to this dashboard, against DNS rebinding.
 
         Otherwise a page of a foreign name that leads here would count as one of the dashboard. IP addresses beyond
@@ -180,7 +180,7 @@ class DashboardGuard:
         method, path, host = scope["method"], scope["path"], headers.get("host", "")
         if method not in (("POST",) if path in self._changes else ("GET", "HEAD")):
             return error_answer(405, "POST" if path in self._changes else "this only reads: GET", "refused")
-        if not self._access.is_own_name(host):
+        if not self._access.is_dashboard_host(host):
             return error_answer(
                 421, "the host in the address must be localhost, a loopback address, or a name of --host", "refused"
             )
@@ -224,13 +224,13 @@ def _cookie(header: str, name: str) -> str:
     return ""
 
 
-def user_of(request: Request) -> str | None:
+def session_user_of(request: Request) -> str | None:
     """Return the user of a request's login session; None: the dashboard has no logins."""
     session: LoginSession | None = request.scope[SESSION]
     return None if session is None else session.user
 
 
-async def body_of(request: Request, kind: type[T]) -> T:
+async def decode_body(request: Request, kind: type[T]) -> T:
     """Read a request's body, and decode it as JSON of the msgspec type `kind`.
 
     Raises:
@@ -250,21 +250,21 @@ async def body_of(request: Request, kind: type[T]) -> T:
 # -- Answers
 
 
-def json_answer(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """Return an HTTP response with a value as JSON."""
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 def error_answer(status: int, text: str, reason: str) -> Response:
     """Return an HTTP response with an error's text and reason as JSON."""
-    return json_answer({"error": text, "reason": reason}, status)
+    return json_response({"error": text, "reason": reason}, status)
 
 
-def failure_answer(error: KafkaError) -> Response:
+def failure_response(error: KafkaError) -> Response:
     """Return the HTTP response for an error of a call, with its status and text."""
     kinds = (
         (InvalidInputError, 400), (NotAuthorizedError, 403), (NotFoundError, 404), (ChangedMeanwhileError, 409),
         (BusyError, 429),
     )  # fmt: skip
     status = next((status for kind, status in kinds if isinstance(error, kind)), 503)
-    return error_answer(status, str(error), reason_of(error))
+    return error_answer(status, str(error), failure_reason_of(error))

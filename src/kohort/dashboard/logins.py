@@ -112,7 +112,7 @@ class DashboardUsers:
         self._read_as = state
 
 
-class FailedTries:
+class FailedLoginLimits:
     """Limits on failed logins for each address and each user: a number at once, then one every `TRY_INTERVAL_S`."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
@@ -137,7 +137,7 @@ class FailedTries:
             if self._free_at_s.get(key, 0.0) > now_s + (tries - 1) * TRY_INTERVAL_S:
                 raise BusyError(f"too many logins have failed: try again in {TRY_INTERVAL_S:.0f} s")
 
-    def mark_known(self, address: str, user: str) -> None:
+    def remember_address(self, address: str, user: str) -> None:
         """Remember the address of a user's login: the user's limit on failed logins does not apply there."""
         known = self._known.setdefault(user, OrderedDict())
         network = _network(address)
@@ -207,7 +207,7 @@ class DashboardLogins:
 
     def __init__(self, users: DashboardUsers, now_s: Callable[[], float] = time.monotonic) -> None:
         self._users, self._now_s = users, now_s
-        self._tries = FailedTries(now_s)
+        self._tries = FailedLoginLimits(now_s)
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
 
     def begin(self, address: str, user: str, password: str) -> str:
@@ -224,7 +224,7 @@ class DashboardLogins:
             self._tries.count_failure(address, user[:NAME_MAX])
             log.warning("[user %s] login from %s refused: %s", shown, address, REFUSED)
             raise NotAuthorizedError(REFUSED)
-        self._tries.mark_known(address, user)
+        self._tries.remember_address(address, user)
         own = [key for key, session in self._sessions.items() if session.user == user]
         for key in own[: max(0, len(own) - USER_SESSIONS_MAX + 1)]:
             del self._sessions[key]

@@ -23,12 +23,12 @@ from kohort.lag.evaluation import ABANDONED
 from kohort.lag.history_file import (
     PARTITIONS_MAX,
     READS_KEPT,
-    GroupMinute,
     HistoryWriter,
-    ReadValues,
+    LagMinute,
+    LagValues,
     TimedChange,
 )
-from kohort.lag.snapshot import reason_of
+from kohort.lag.snapshot import failure_reason_of
 from kohort.lag.timeline import past_rebalances
 from kohort.settings.config import did_you_mean
 
@@ -99,12 +99,12 @@ class LagHistory:
 
     def add_report(
         self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()
-    ) -> tuple[ReadValues, list[TimedChange]]:
+    ) -> tuple[LagValues, list[TimedChange]]:
         """Add a read; return its lag values, and its changes with their times.
 
         A group that could not be read has a gap; a group that is gone loses its history.
         """
-        values = ReadValues.of(report)
+        values = LagValues.of(report)
         groups = report.groups
         gone = [] if report.failures else [name for name in self._lag.ring_keys() if _is_gone(name, report)]
         here = {(name, part.partition) for name, group in groups.items() for part in group.partitions}
@@ -120,7 +120,7 @@ class LagHistory:
         self._changes.extend(added)
         return values, added
 
-    def restore_read(self, values: ReadValues) -> None:
+    def restore_read(self, values: LagValues) -> None:
         """Add a read that an earlier process has stored; call it before `add_report`."""
         self._put_values(values, (), ())
 
@@ -128,7 +128,7 @@ class LagHistory:
         """Add changes that an earlier process has stored; call it before `add_report`."""
         self._changes.extend(changes)
 
-    def _put_values(self, values: ReadValues, gone: Iterable[str], left: Iterable[tuple[str, TopicPartition]]) -> None:
+    def _put_values(self, values: LagValues, gone: Iterable[str], left: Iterable[tuple[str, TopicPartition]]) -> None:
         slot = self._reads % READS_KEPT
         self._reads += 1
         self._times[slot] = values.at_ms
@@ -218,7 +218,7 @@ class ClusterObserver(ClosedOnExit):
     def _restore(self, report: LagReport, file: HistoryWriter) -> None:
         """Load an earlier process's history from the file: the reads that a picture shows, and the last changes."""
 
-        def restore_read(values: ReadValues) -> None:
+        def restore_read(values: LagValues) -> None:
             with self._lock:
                 self._history.restore_read(values)
 
@@ -264,7 +264,7 @@ class ClusterObserver(ClosedOnExit):
         Raises:
             KafkaError: The file can't be read.
         """
-        points: list[GroupMinute | None] = []
+        points: list[LagMinute | None] = []
         if self._file is not None:
             with suppress(NotFoundError), self._file.reader() as reader:
                 if reader.cluster_id in (None, self._reader.cluster_id):  # otherwise `history_error` says so
@@ -339,7 +339,7 @@ def _group_row(group: GroupLag, history: LagHistory) -> View:
 
 def _unread_row(name: str, error: KafkaError, history: LagHistory) -> View:
     lags = history.lag_of_group(name, SPARKLINE_READS)
-    return {"group": name, "status": UNREAD, "reason": reason_of(error), "error": str(error), "lags": lags}
+    return {"group": name, "status": UNREAD, "reason": failure_reason_of(error), "error": str(error), "lags": lags}
 
 
 def group_view(report: LagReport, history: LagHistory, name: str) -> View | None:

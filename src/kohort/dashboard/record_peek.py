@@ -18,7 +18,7 @@ from kohort.errors import InvalidInputError, KafkaError, NotFoundError, Retriabl
 from kohort.ids import TopicPartition
 from kohort.schema_registry.prefix import has_prefix, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
-from kohort.schema_registry.shown_values import shown_json
+from kohort.schema_registry.shown_values import value_as_json
 
 RECORDS_SHOWN_MAX = 200
 """The most records of a look."""
@@ -257,7 +257,7 @@ class _Decoding:
             if self._failure:
                 raise RetriableError(self._failure)
             return {
-                **(field_view(shown_json(self._registry, data)) or {}),
+                **(field_view(value_as_json(self._registry, data)) or {}),
                 "size": len(data),
                 "schema": schema_id(data),
             }

@@ -33,12 +33,12 @@ from kohort.dashboard.guard import (
     SECRET,
     DashboardAccess,
     DashboardGuard,
-    body_of,
+    decode_body,
     error_answer,
-    failure_answer,
-    json_answer,
+    failure_response,
+    json_response,
     renewed_context,
-    user_of,
+    session_user_of,
 )
 from kohort.dashboard.observer import ClusterObserver
 from kohort.dashboard.record_peek import PeekRequest
@@ -165,13 +165,13 @@ class DashboardRoutes:
 
     async def _session(self, request: Request) -> Response:
         has_login, changes = self._access.logins is not None, self._access.allows_changes
-        return json_answer({"login": has_login, "user": user_of(request), "changes": changes})
+        return json_response({"login": has_login, "user": session_user_of(request), "changes": changes})
 
     async def _preview(self, request: Request) -> Response:
         return await self._in_turn(request, PreviewBody, self._group_changes.preview)
 
     async def _change(self, request: Request) -> Response:
-        user = user_of(request)
+        user = session_user_of(request)
         return await self._in_turn(
             request, ConfirmBody, lambda asked, owner: self._group_changes.confirm(asked.token, owner, user)
         )
@@ -179,11 +179,11 @@ class DashboardRoutes:
     async def _in_turn(self, request: Request, kind: type[T], make: Callable[[T, str], Any]) -> Response:
         """Run the handler of a preview or a change, one after the other; refuse the request if too many wait."""
         try:
-            asked = await body_of(request, kind)
+            asked = await decode_body(request, kind)
         except KafkaError as error:
-            return failure_answer(error)
+            return failure_response(error)
         if self._waiting_changes >= CHANGES_MAX:
-            return failure_answer(BusyError("other changes are under way: try again"))
+            return failure_response(BusyError("other changes are under way: try again"))
         self._waiting_changes += 1
         try:
             async with self._turn:
@@ -191,7 +191,7 @@ class DashboardRoutes:
                     what = request.url.path.rpartition("/")[2]
                     log.warning(
                         "[user %s] request %s refused: the user's login ended while it waited for another change",
-                        user_of(request),
+                        session_user_of(request),
                         what,
                     )
                     return error_answer(401, "log in", "not_authorized")
@@ -202,22 +202,22 @@ class DashboardRoutes:
     async def _login(self, request: Request) -> Response:
         assert self._access.logins is not None
         try:
-            asked = await body_of(request, LoginBody)
+            asked = await decode_body(request, LoginBody)
             address = request.client.host if request.client else ""
             secret = self._access.logins.begin(address, asked.user, asked.password)
         except NotAuthorizedError as error:
             return error_answer(401, error.message, "not_authorized")
         except KafkaError as error:
-            return failure_answer(error)
+            return failure_response(error)
         self._access.logins.log_out(request.scope[SECRET])
-        answer = json_answer({"user": asked.user})
+        answer = json_response({"user": asked.user})
         self._access.set_cookie(answer, secret)
         return answer
 
     async def _logout(self, request: Request) -> Response:
         assert self._access.logins is not None
         self._access.logins.log_out(request.scope[SECRET])
-        answer = json_answer({})
+        answer = json_response({})
         self._access.set_cookie(answer, None)
         return answer
 
@@ -230,12 +230,12 @@ class DashboardRoutes:
         return Response(body, media_type=kind)
 
     async def _overview(self, request: Request) -> Response:
-        return json_answer(self._observer.overview())
+        return json_response(self._observer.overview())
 
     async def _past(self, request: Request) -> Response:
         """Answer a request for a group's past lag from the history file; refuse it if too many wait for the disk."""
         if self._pasts >= PASTS_MAX:
-            return failure_answer(BusyError("the history is being read for other pages; the page asks again"))
+            return failure_response(BusyError("the history is being read for other pages; the page asks again"))
         self._pasts += 1
         try:
             return await self._in_thread(
@@ -257,7 +257,7 @@ class DashboardRoutes:
                     threads, lambda: msgspec.json.encode(answer(request))
                 )
             except KafkaError as error:
-                return failure_answer(error)
+                return failure_response(error)
             return Response(body, media_type="application/json")
 
         return respond_from_thread
@@ -453,7 +453,7 @@ class LimitedProtocol(H11Protocol):
         cycle = self.cycle
         return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent()
 
-    def waits_since_s(self) -> float:
+    def waiting_since_s(self) -> float:
         """Return the time since which the connection waits for a request, in s on the event loop's clock."""
         return self._waits_since_s
 
@@ -537,7 +537,7 @@ class LimitedServer(uvicorn.Server):
         waiting = [place for place in self.places if place.is_waiting()]
         if not waiting:
             return False
-        min(waiting, key=LimitedProtocol.waits_since_s).close_for_another()
+        min(waiting, key=LimitedProtocol.waiting_since_s).close_for_another()
         return True
 
     async def _open_connection(self, protocol: LimitedProtocol) -> None:

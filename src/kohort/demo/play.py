@@ -42,7 +42,7 @@ from kohort.demo.account import (
 from kohort.demo.flights import ALL, FlightReplay, flights_path
 from kohort.errors import InvalidInputError, KafkaError, NotFoundError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
-from kohort.io.java import java_path, start_tied
+from kohort.io.java import java_path, start_dependent_child
 from kohort.lag import LagReader
 from kohort.region.region import Region
 
@@ -164,7 +164,7 @@ class DemoApplication:
         self.name, self.log = name, folder / f"application-{name}.log"
         with self.log.open("wb") as log:
             program = [sys.executable, "-W", "ignore", "-m", *command, "--name", name, "--folder", str(folder)]
-            self.process = start_tied(program, stdout=log, stderr=log, env={"SPARK_LOCAL_IP": "127.0.0.1"})
+            self.process = start_dependent_child(program, stdout=log, stderr=log, env={"SPARK_LOCAL_IP": "127.0.0.1"})
 
     def check(self) -> None:
         """Raise KafkaError if the process has ended, with the last line of its log."""

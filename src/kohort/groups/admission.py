@@ -3,9 +3,9 @@
 Every way into a group asks three questions here. The ways are a JoinGroup, a ConsumerGroupHeartbeat, a RegisterConsumer
 and a conversion:
 
-- Is the request valid (`check_join`, `check_heartbeat`, `check_registration`)?
-- May the shard have another group (`may_create_group`)?
-- Has the group a place for the member (`member_place_error`), and do its records fit (`record_size_error`)?
+- Is the request valid (`join_request_error`, `heartbeat_refusal`, `registration_error`)?
+- May the shard have another group (`has_room_for_group`)?
+- Has the group a place for the member (`group_full_error`), and do its records fit (`record_size_error`)?
 
 The groups count their members and bytes themselves; the limits and the verdicts are here.
 
@@ -64,7 +64,7 @@ class Refusal(NamedTuple):
 # -- May the shard have another group?
 
 
-def may_create_group(config: GroupConfig, groups: int) -> bool:
+def has_room_for_group(config: GroupConfig, groups: int) -> bool:
     """Return whether the shard may create another group, given how many it has (`group.coordinator.max.groups`)."""
     return groups < config.groups_max
 
@@ -72,7 +72,7 @@ def may_create_group(config: GroupConfig, groups: int) -> bool:
 # -- Has the group a place, and its records room?
 
 
-def member_place_error(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
+def group_full_error(limit: int, taken: int, *, has_place: bool = False) -> ErrorCode:
     """Return GROUP_MAX_SIZE_REACHED if a group has no place for another member, else NONE.
 
     Args:
@@ -88,7 +88,7 @@ def record_size_error(config: GroupConfig, size: int) -> ErrorCode:
     return ErrorCode.NONE if size <= config.group_record_bytes_max else ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
-def protocols_bytes(protocols: Iterable[OfferedProtocol]) -> int:
+def protocols_size_bytes(protocols: Iterable[OfferedProtocol]) -> int:
     """Return how many bytes a classic member's protocols take in the record of a consumer group's member.
 
     A classic group stores only the chosen one.
@@ -100,28 +100,28 @@ GIVEN_ID_CHARS_MAX: Final = 1 << 20
 """The most characters of the unused member ids of a group: some 15,000 ids. One may have 8,000 characters."""
 
 
-class GivenIds(dict[str, T]):
+class UnusedMemberIds(dict[str, T]):
     """Member ids that a group has given out (KIP-394) and that no JoinGroup has used yet, the oldest first.
 
     Each is kept for a session timeout, which may be half an hour.
-    Change them only with `give_id` and `take_id`.
+    Change them only with `record_given_id` and `take_given_id`.
     """
 
     _chars = 0
 
-    def give_id(self, member_id: str, value: T) -> None:
-        """Record an id that was given to a new member, with the data that `take_id` returns."""
+    def record_given_id(self, member_id: str, value: T) -> None:
+        """Record an id that was given to a new member, with the data that `take_given_id` returns."""
         self[member_id] = value
         self._chars += len(member_id)
 
-    def take_id(self, member_id: str) -> T | None:
+    def take_given_id(self, member_id: str) -> T | None:
         """Remove an id and return its value; None if it was not given, or was used."""
         value = self.pop(member_id, None)
         if value is not None:
             self._chars -= len(member_id)
         return value
 
-    def surplus_id(self) -> str | None:
+    def oldest_surplus_id(self) -> str | None:
         """Return the oldest unused id when the ids have more than `GIVEN_ID_CHARS_MAX` characters; else None.
 
         The caller drops it: the client that got it is refused with UNKNOWN_MEMBER_ID and joins anew. Honest clients use
@@ -133,35 +133,35 @@ class GivenIds(dict[str, T]):
 # -- Is the request valid?
 
 
-def check_join(config: GroupConfig, event: JoinGroup) -> ErrorCode:
+def join_request_error(config: GroupConfig, event: JoinGroup) -> ErrorCode:
     """Return the error of a JoinGroup that every group would refuse, else NONE.
 
     Such requests have names that no record can hold, or a session timeout outside the configured bounds.
     """
-    if not event.group_id or not sizes.names_fit(event.group_id):
+    if not event.group_id or not sizes.names_fit_record(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
     names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
-    if not sizes.names_fit(*names):
+    if not sizes.names_fit_record(*names):
         return ErrorCode.INVALID_REQUEST
     if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
     return ErrorCode.NONE
 
 
-def check_registration(config: GroupConfig, event: RegisterConsumer) -> ErrorCode:
+def registration_error(config: GroupConfig, event: RegisterConsumer) -> ErrorCode:
     """Return the error of a push consumer's registration that every group would refuse, else NONE."""
     if "push" not in config.rebalance_protocols:
         return ErrorCode.UNSUPPORTED_VERSION
-    if not event.group_id or not sizes.names_fit(event.group_id):
+    if not event.group_id or not sizes.names_fit_record(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not event.member_id or not sizes.names_fit(event.member_id, event.regex, *event.topics):
+    if not event.member_id or not sizes.names_fit_record(event.member_id, event.regex, *event.topics):
         return ErrorCode.INVALID_REQUEST
     if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
     return ErrorCode.NONE
 
 
-def check_heartbeat(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refusal | None:
+def heartbeat_refusal(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refusal | None:
     """Return why every group would refuse this ConsumerGroupHeartbeat, such as for an empty group id; else None."""
     message = None
     if "consumer" not in config.rebalance_protocols:
@@ -175,13 +175,13 @@ def check_heartbeat(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Refus
     elif is_blank(event.rack_id):
         message = "RackId can't be empty."
     elif event.member_epoch == 0:
-        message = first_heartbeat_fault(event)
+        message = joining_heartbeat_fault(event)
     elif event.member_epoch == LEFT_FOR_A_WHILE and event.instance_id is None:
         message = "InstanceId can't be null."
     elif event.member_epoch < LEFT_FOR_A_WHILE:
         message = "MemberEpoch is invalid."
     if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
-        message = heartbeat_size_fault(config, event)
+        message = oversized_heartbeat_reason(config, event)
     if message is not None:
         return Refusal(ErrorCode.INVALID_REQUEST, message)
     if event.server_assignor is not None and event.server_assignor not in config.consumer_assignors:
@@ -196,11 +196,11 @@ def is_blank(name: str | None) -> bool:
     return name is not None and not name.strip()
 
 
-def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> str | None:
+def oversized_heartbeat_reason(config: GroupConfig, event: ConsumerGroupHeartbeat) -> str | None:
     """Return why a name or the subscription in a heartbeat is too large for a record; None if all fit."""
-    if not sizes.names_fit(event.group_id):
+    if not sizes.names_fit_record(event.group_id):
         return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
-    if not sizes.names_fit(
+    if not sizes.names_fit_record(
         event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex
     ):
         return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
@@ -210,7 +210,7 @@ def heartbeat_size_fault(config: GroupConfig, event: ConsumerGroupHeartbeat) -> 
     return None
 
 
-def first_heartbeat_fault(event: ConsumerGroupHeartbeat) -> str | None:
+def joining_heartbeat_fault(event: ConsumerGroupHeartbeat) -> str | None:
     """Return which field of a joining ConsumerGroupHeartbeat is missing or wrong; None if none is."""
     if event.rebalance_timeout_ms == -1:
         return "RebalanceTimeoutMs must be provided in first request."

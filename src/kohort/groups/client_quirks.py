@@ -19,7 +19,7 @@ class DelayTolerance(NamedTuple):
         delay_ms: the longest delay; 0: none.
         short_interval: the client may be sent a short heartbeat interval while it has its target, since responses are
             delayed anyway. Otherwise the delay ends before the interval that the client was sent last
-            (`longest_delay_ms`).
+            (`max_response_delay_ms`).
     """
 
     delay_ms: int = 0
@@ -35,7 +35,7 @@ learned of a change after 0.6 s. Below 400 ms the request of a member behind a s
 """
 
 
-def longest_delay_ms(interval_ms: int) -> int:
+def max_response_delay_ms(interval_ms: int) -> int:
     """Return how long a heartbeat response may be delayed, for a client that times out after its heartbeat interval."""
     return interval_ms - max(interval_ms // INTERVAL_PARTS, MARGIN_MS)
 

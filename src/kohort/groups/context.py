@@ -198,7 +198,7 @@ Downgrade: TypeAlias = "Callable[[str, str | None, tuple[JoinGroup, str] | None]
 """A function that converts a consumer group to a classic one: the groups' own code may not know both protocols."""
 
 
-def stays_consumer(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
+def never_turns_classic(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
     """Return False: without a `GroupMachine`, a shard converts no consumer group to a classic one."""
     return False
 
@@ -220,7 +220,7 @@ class Context(Step):
         self.imports = GroupImports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
-        self.downgrade: Downgrade = stays_consumer
+        self.downgrade: Downgrade = never_turns_classic
         self.ages = AgeClock(0, 0)
 
     def emit(self, record: Record) -> None:
@@ -232,7 +232,7 @@ class Context(Step):
         """Return the committed offsets of an existing group, by topic and partition."""
         return self.ledger.groups[group_id].offsets
 
-    def turn_classic(
+    def convert_to_classic(
         self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
     ) -> bool:
         """Convert a consumer group to a classic one if only classic members are left and the policy permits it."""
@@ -273,7 +273,7 @@ class Context(Step):
         for key in list(group.membership.tombstones()):
             self.emit(Tombstone(key))
 
-    def admit_group(self, group_id: str) -> MissingGroupVerdict:
+    def missing_group_verdict(self, group_id: str) -> MissingGroupVerdict:
         """Return whether a missing group may be created here: yes, reported as empty, or retry while it is imported."""
         if self.config.group_import == "off" or group_id in self.ledger.imported:
             return PROCEED
@@ -281,7 +281,7 @@ class Context(Step):
 
     def has_room(self) -> bool:
         """Return whether the shard has fewer groups than `group.coordinator.max.groups`."""
-        return admission.may_create_group(self.config, self.ledger.size)
+        return admission.has_room_for_group(self.config, self.ledger.size)
 
     def create_group(self, group_id: str) -> Group | None:
         """Create an empty group with its record; None if the shard holds `group.coordinator.max.groups` already."""

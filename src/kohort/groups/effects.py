@@ -23,7 +23,7 @@ class RegisterConsumerReply(NamedTuple):
     error: ErrorCode
 
 
-class ShownPushGroup(Struct, frozen=True):
+class MirroredPushGroup(Struct, frozen=True):
     """A push group's owners and offsets as the ZooKeeper mirror publishes them.
 
     Attributes:
@@ -48,7 +48,7 @@ class ShowPushGroupsReply(Struct, frozen=True):
         gone: in a partial reply, the groups that changed and are no push groups any more.
     """
 
-    groups: tuple[ShownPushGroup, ...]
+    groups: tuple[MirroredPushGroup, ...]
     whole: bool = True
     gone: tuple[str, ...] = ()
 

@@ -84,7 +84,7 @@ class ShowPushGroups(Struct, frozen=True):
     whole: bool = True
 
 
-class OwnersMissing(Struct, frozen=True):
+class OwnerNodesDeleted(Struct, frozen=True):
     """The report that owner nodes of a push group's partitions were deleted in ZooKeeper.
 
     The group rebalances: the owners of these partitions are stopped and started again. Source: spec 4.7, condition 1.
@@ -243,7 +243,7 @@ class OffsetColumns(Sequence[OffsetToCommit]):
             return cls(parts[0])
         return cls([list(chain.from_iterable(column)) for column in zip(*parts, strict=True)] or _NO_OFFSETS)
 
-    def moved_to(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
+    def with_offsets(self, offsets: Sequence[int], leader_epochs: Sequence[int]) -> OffsetColumns:
         """Return a copy with other offsets and leader epochs for the same partitions; the commit metadata stays."""
         topics, partitions, _, _, metadata, topic_ids = self.columns
         return OffsetColumns((topics, partitions, offsets, leader_epochs, metadata, topic_ids), self.places)
@@ -586,6 +586,6 @@ Event: TypeAlias = (
     | ConsumerAnswered
     | PartitionsDivided
     | OffsetsFound
-    | OwnersMissing
+    | OwnerNodesDeleted
     | Tick
 )

@@ -4,7 +4,7 @@ Members of every protocol derive from `MonitoredMember`, and groups from `Monito
 `DetectorSettings`, the session timeout, and the interval to assume if none is known.
 
 - **Interval** (`interval_ms`). Known if the member got one in a reply or with its lease. Otherwise its heartbeats
-  show it (`learn_from_heartbeat`), or the group's usual interval applies (`usual_interval_ms`).
+  show it (`learn_from_heartbeat`), or the group's usual interval applies (`default_interval_ms`).
 - **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
 - **Suspected** (`suspected_from_ms`). So late that it may be dead, or without a connection. A member that waits
   for a response is never suspected. The protocol decides what follows (`classic.deferred_notification`,
@@ -199,7 +199,7 @@ class MonitoredMember:
         self.connection, self.heard_ms = before.connection, before.heard_ms
         self.gone_ms, self.lost = before.gone_ms, before.lost
 
-    def last_seen(self, step: Step, client_id: str, client_host: str) -> str:
+    def last_seen_text(self, step: Step, client_id: str, client_host: str) -> str:
         """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
         now_ms = step.now.mono_ms
         heard = "" if self.heard_ms is None else f", heard {now_ms - self.heard_ms} ms ago"
@@ -291,7 +291,7 @@ class MonitoredGroup(ABC):
         """Return a member's session timeout."""
         return 0
 
-    def usual_interval_ms(self, step: Step) -> int:
+    def default_interval_ms(self, step: Step) -> int:
         """Return the heartbeat interval to assume for a member without a known one; 0: none."""
         return 0
 
@@ -301,7 +301,7 @@ class MonitoredGroup(ABC):
 
     def suspected_from_ms(self, step: Step, member: MonitoredMember) -> int | None:
         """Return from when on a member is suspected, if it sends nothing, by its protocol's detector settings."""
-        return member.suspected_from_ms(self.detector, self.usual_interval_ms(step))
+        return member.suspected_from_ms(self.detector, self.default_interval_ms(step))
 
     def is_suspected(self, step: Step, member: MonitoredMember) -> bool:
         """Return whether a member is silent now: it is overdue, or its connection has ended."""

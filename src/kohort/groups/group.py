@@ -184,7 +184,7 @@ class GroupMembership(LongPollingGroup):
         text = f"Group {event.group_id} is not a consumer group."
         step.reply(event.request, ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, text))
 
-    def expires_offsets(self) -> bool:
+    def may_expire_offsets(self) -> bool:
         """Return whether any of the group's committed offsets may expire in its present state."""
         return True
 
@@ -192,11 +192,11 @@ class GroupMembership(LongPollingGroup):
         """Return since when the group is empty, as wall clock time in ms; -1 if it has members or it is unknown."""
         return -1
 
-    def awaits_members(self) -> bool:
+    def has_unused_member_ids(self) -> bool:
         """Return whether a member id was given out and its owner has yet to join with it."""
         return False
 
-    def knows_topics(self) -> bool:
+    def knows_subscribed_topics(self) -> bool:
         """Return whether the members' topics are known, so that committed offsets of other topics may be deleted."""
         return True
 

@@ -32,8 +32,8 @@ from kohort.groups.effects import (
     ListedGroup,
     ListGroupsReply,
     Meter,
+    MirroredPushGroup,
     Now,
-    ShownPushGroup,
     ShowPushGroupsReply,
 )
 from kohort.groups.events import (
@@ -56,7 +56,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     OffsetsFound,
-    OwnersMissing,
+    OwnerNodesDeleted,
     PartitionsDivided,
     RegexesResolved,
     RegisterConsumer,
@@ -91,10 +91,10 @@ class Administration:
 
     def describe(self, event: DescribeGroups) -> None:
         """Answer a DescribeGroups with the groups' members, as far as that API covers them."""
-        described = tuple(self.describe_one(group_id, event.knows_missing) for group_id in event.group_ids)
+        described = tuple(self.describe_group_or_missing(group_id, event.knows_missing) for group_id in event.group_ids)
         self.context.reply(event.request, DescribeGroupsReply(described))
 
-    def describe_one(self, group_id: str, knows_missing: bool) -> DescribedGroup:
+    def describe_group_or_missing(self, group_id: str, knows_missing: bool) -> DescribedGroup:
         """Describe one group; a missing one is Dead, or GROUP_ID_NOT_FOUND for clients that know that code."""
         group = self.context.find(group_id)
         described = None if group is None else group.membership.describe(self.context)
@@ -112,12 +112,12 @@ class Administration:
         types = {kind.strip().lower() for kind in event.types}
         found = tuple(
             listed
-            for listed in (self.list_one(group) for group in self.context.ledger.groups.values())
+            for listed in (self.listed_group_entry(group) for group in self.context.ledger.groups.values())
             if (not states or listed.state.lower() in states) and (not types or listed.type.lower() in types)
         )
         self.context.reply(event.request, ListGroupsReply(found))
 
-    def list_one(self, group: Group) -> ListedGroup:
+    def listed_group_entry(self, group: Group) -> ListedGroup:
         """Return one group's entry in a ListGroups response."""
         membership = group.membership
         kind = membership.listed_as or membership.name
@@ -169,7 +169,7 @@ class Administration:
             if group is not None and push is not None:
                 settled, offsets = not push.rebalancing, dict(group.offsets)
                 owners = push.partition_owners(self.context)
-                found.append(ShownPushGroup(group_id, settled, owners, offsets, push.loaded))
+                found.append(MirroredPushGroup(group_id, settled, owners, offsets, push.loaded))
             elif names is not None:
                 gone.append(group_id)
         self.context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))
@@ -188,7 +188,7 @@ GroupEvent: TypeAlias = (
     | ConsumerAnswered
     | PartitionsDivided
     | OffsetsFound
-    | OwnersMissing
+    | OwnerNodesDeleted
 )
 """An event that concerns one group, if that exists."""
 
@@ -199,7 +199,7 @@ class GroupMachine:
     def __init__(self, config: GroupConfig, protocols: Sequence[type[GroupMembership]] = PROTOCOLS) -> None:
         context = self.context = Context(config, protocols)
         conversion = GroupConversion(context)
-        context.downgrade = conversion.turn_classic
+        context.downgrade = conversion.convert_to_classic
         routing = GroupRouting(context, conversion)
         offsets = self._offsets = CommittedOffsets(context)
         administration = Administration(context, offsets)
@@ -228,7 +228,7 @@ class GroupMachine:
             ConsumerAnswered: self._on_result,
             PartitionsDivided: self._on_result,
             OffsetsFound: self._on_result,
-            OwnersMissing: self._on_result,
+            OwnerNodesDeleted: self._on_result,
             GroupSettingsChanged: self._on_settings,
             ReleaseLongPolls: self._on_release,
             ShowPushGroups: administration.show_push_groups,
@@ -290,7 +290,7 @@ class GroupMachine:
         return group_id in self.context.ledger.groups
 
     @property
-    def has_unshown(self) -> bool:
+    def has_unpublished_push_groups(self) -> bool:
         """Return whether a push group has changed since ZooKeeper's mirror last asked, or it has never asked."""
         changed = self.context.ledger.changed
         return changed is None or bool(changed)
@@ -343,7 +343,7 @@ class GroupMachine:
         context = self.context
         while (timer := context.deadlines.pop_due(context.now.mono_ms)) is not None:
             if timer.kind is Deadline.EXPIRY:
-                self._offsets.on_deadline()
+                self._offsets.on_expiration_timer()
                 if context.expiring:
                     return
                 continue

@@ -73,7 +73,7 @@ class CommittedOffsets:
         if not sizes.commit_fits(context.config, event.group_id, event.offsets):
             error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
         elif group is None:
-            error = self.make_group(event)
+            error = self.create_group_for_commit(event)
             group = context.find(event.group_id)
         if group is not None and error is NO_ERROR:
             error = group.membership.commit_error(context, event)
@@ -88,7 +88,7 @@ class CommittedOffsets:
         if refused:
             taken = OffsetColumns.of([offset for offset in taken if (offset.topic, offset.partition) not in refused])
         metadata = taken.metadata
-        if any(metadata) and max(map(len, metadata)) > sizes.surely_fitting_chars(limit):
+        if any(metadata) and max(map(len, metadata)) > sizes.always_fitting_chars(limit):
             taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
         records = self.write(group, taken, expire_ms)
         size = len(records)
@@ -107,18 +107,18 @@ class CommittedOffsets:
     def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
         """Write the offsets of a commit that belongs to no transaction; return their records."""
         context = self.context
-        records = offsets_committed(group.group_id, offsets, context.now.wall_ms, expire_ms)
+        records = committed_offset_records(group.group_id, offsets, context.now.wall_ms, expire_ms)
         context.ledger.take_commit(group, offsets.places, records)
         context.effects.records += records
         return records
 
-    def make_group(self, event: OffsetCommit) -> ErrorCode:
+    def create_group_for_commit(self, event: OffsetCommit) -> ErrorCode:
         """Create the missing group of a commit without a generation; refuse a commit that names one."""
-        if not sizes.names_fit(event.group_id):
+        if not sizes.names_fit_record(event.group_id):
             return ErrorCode.INVALID_GROUP_ID
         if event.generation >= 0:
             return ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
-        refused = self.context.admit_group(event.group_id).error
+        refused = self.context.missing_group_verdict(event.group_id).error
         if refused is not ErrorCode.NONE:
             return refused
         return ErrorCode.POLICY_VIOLATION if self.context.create_group(event.group_id) is None else ErrorCode.NONE
@@ -130,12 +130,12 @@ class CommittedOffsets:
         error = ErrorCode.NONE
         if not sizes.commit_fits(context.config, event.group_id, event.offsets):
             error = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
-        elif group is None and not sizes.names_fit(event.group_id):
+        elif group is None and not sizes.names_fit_record(event.group_id):
             error = ErrorCode.INVALID_GROUP_ID
         elif group is None and event.generation >= 0:
             error = ErrorCode.GROUP_ID_NOT_FOUND if event.knows_stale_epoch else ErrorCode.ILLEGAL_GENERATION
         elif group is None:
-            error = context.admit_group(event.group_id).error
+            error = context.missing_group_verdict(event.group_id).error
             if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
                 error = ErrorCode.POLICY_VIOLATION
         else:
@@ -143,11 +143,11 @@ class CommittedOffsets:
         if error is not ErrorCode.NONE:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
-        errors = tuple(self.commit_pending(event, offset) for offset in event.offsets)
+        errors = tuple(self.write_pending_offset(event, offset) for offset in event.offsets)
         context.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
         context.reply(event.request, OffsetCommitReply(errors))
 
-    def commit_pending(self, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
+    def write_pending_offset(self, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
         """Write one pending offset of a transaction."""
         if not sizes.metadata_fits(offset.metadata, self.context.config.offset_metadata_bytes_max):
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -179,7 +179,7 @@ class CommittedOffsets:
         context = self.context
         group = context.find(event.group_id)
         wanted: tuple[Partition, ...]
-        if group is None and (refused := context.admit_group(event.group_id).error) is not ErrorCode.NONE:
+        if group is None and (refused := context.missing_group_verdict(event.group_id).error) is not ErrorCode.NONE:
             context.reply(event.request, OffsetFetchReply(refused))
             return
         if group is None:
@@ -190,12 +190,12 @@ class CommittedOffsets:
             return
         else:
             wanted = tuple(group.offsets) if event.partitions is None else event.partitions
-            found = fetch_all(group, wanted, event.require_stable)
+            found = fetch_partition_offsets(group, wanted, event.require_stable)
             if not context.image.sure:
-                found = tuple(self.unless_doubtful(offset) for offset in found)
+                found = tuple(self.unless_topic_in_doubt(offset) for offset in found)
         context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
-    def unless_doubtful(self, found: FetchedOffset) -> FetchedOffset:
+    def unless_topic_in_doubt(self, found: FetchedOffset) -> FetchedOffset:
         """Return a committed offset, or UNSTABLE_OFFSET_COMMIT while it may belong to an earlier topic of that name.
 
         The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
@@ -212,7 +212,7 @@ class CommittedOffsets:
         if group is None:
             context.reply(event.request, OffsetDeleteReply(ErrorCode.GROUP_ID_NOT_FOUND))
             return
-        if not group.membership.knows_topics():
+        if not group.membership.knows_subscribed_topics():
             context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
             return
         subscribed = group.membership.subscribed_topics()
@@ -243,7 +243,7 @@ class CommittedOffsets:
         """Delete the committed offsets of deleted topics. Source: scenario 14."""
         topics = {} if self.context.image.sure else self.context.image.topics
         ids = {name: topics[name].id if name in topics else NO_TOPIC_ID for name in event.topics}
-        self.drop_positions(
+        self.delete_offsets_where(
             lambda topic, topic_id: topic in ids and (topic_id == NO_TOPIC_ID or topic_id != ids[topic])
         )
 
@@ -253,7 +253,7 @@ class CommittedOffsets:
         if not self.context.image.sure:
             self.remove_unregistered()
         elif topics:
-            self.drop_positions(lambda topic, topic_id: topic not in topics)
+            self.delete_offsets_where(lambda topic, topic_id: topic not in topics)
 
     def remove_unregistered(self) -> None:
         """Request a check of topics with committed offsets that the topic image lacks, or has under another id.
@@ -270,7 +270,7 @@ class CommittedOffsets:
         if missing:
             self.context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
 
-    def drop_positions(self, is_gone: Callable[[str, TopicId], bool]) -> None:
+    def delete_offsets_where(self, is_gone: Callable[[str, TopicId], bool]) -> None:
         """Delete the committed offsets for which `is_gone` returns True, given topic name and topic id."""
         for group in list(self.context.ledger.groups.values()):
             for partition in group.all_partitions():
@@ -335,7 +335,7 @@ class CommittedOffsets:
         """Schedule the next expiration of committed offsets, after `offsets.retention.check.interval.ms`."""
         self.context.start_timer(self.context.expiry, self.context.config.offsets_retention_check_ms)
 
-    def on_deadline(self) -> None:
+    def on_expiration_timer(self) -> None:
         """Expire the committed offsets of some groups; the rest follow in the next steps."""
         context = self.context
         if not context.expiring:
@@ -345,16 +345,16 @@ class CommittedOffsets:
             group = context.find(context.expiring.pop())
             if group is not None:
                 looked += 1 + len(group.offsets)
-                self.expire_group(group)
+                self.expire_group_offsets(group)
         if context.expiring:
             context.start_timer(context.expiry, 0)
         else:
             self.schedule()
 
-    def expire_group(self, group: Group) -> None:
+    def expire_group_offsets(self, group: Group) -> None:
         """Remove a group's expired offsets, and the group itself if no offsets and no members are left."""
         membership = group.membership
-        if not membership.expires_offsets():
+        if not membership.may_expire_offsets():
             return
         subscribed = membership.subscribed_topics()
         gone = [
@@ -370,7 +370,9 @@ class CommittedOffsets:
         self.context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
         if gone:
             self.context.log(group.group_id, f"{len(gone)} offsets expired")
-        if group.state() is GroupState.EMPTY and not (group.offsets or group.pending or membership.awaits_members()):
+        if group.state() is GroupState.EMPTY and not (
+            group.offsets or group.pending or membership.has_unused_member_ids()
+        ):
             self.context.remove(group)
 
     def is_expired(self, group: Group, record: OffsetCommitted) -> bool:
@@ -397,7 +399,9 @@ def metadata_size_error(metadata: str, limit: int) -> ErrorCode:
     return ErrorCode.NONE if sizes.metadata_fits(metadata, limit) else ErrorCode.OFFSET_METADATA_TOO_LARGE
 
 
-def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expire_ms: int) -> list[OffsetCommitted]:
+def committed_offset_records(
+    group_id: str, offsets: OffsetColumns, wall_ms: int, expire_ms: int
+) -> list[OffsetCommitted]:
     """Build the records of a commit column by column, because commits name hundreds of partitions."""
     names, parts, positions, epochs, metadata, ids = offsets.columns
     group, written, expires = repeat(group_id), repeat(wall_ms), repeat(expire_ms)
@@ -418,7 +422,9 @@ def offsets_committed(group_id: str, offsets: OffsetColumns, wall_ms: int, expir
     return list(map(NEW_RECORD, rows))
 
 
-def fetch_all(group: Group, partitions: Sequence[Partition], require_stable: bool) -> tuple[FetchedOffset, ...]:
+def fetch_partition_offsets(
+    group: Group, partitions: Sequence[Partition], require_stable: bool
+) -> tuple[FetchedOffset, ...]:
     """Return the committed offsets of these partitions for OffsetFetch.
 
     With `require_stable`, a partition with an open transaction gets UNSTABLE_OFFSET_COMMIT.

@@ -22,19 +22,19 @@ _POSITION_BYTES_MAX: Final = _RECORD_BYTES + 3 * NAME_BYTES_MAX
 """The most that any position takes: most commits need no exact count."""
 
 
-def names_fit(*names: str | None) -> bool:
+def names_fit_record(*names: str | None) -> bool:
     """Return whether a record can hold each of these names."""
     return all(name is None or len(name) <= _ALWAYS_FITS or len(name.encode()) <= NAME_BYTES_MAX for name in names)
 
 
-def surely_fitting_chars(limit: int) -> int:
+def always_fitting_chars(limit: int) -> int:
     """Return the length up to which metadata is accepted without counting its encoded bytes, in characters."""
     return min(limit, _ALWAYS_FITS)
 
 
 def metadata_fits(metadata: str, limit: int) -> bool:
     """Return whether a commit's metadata is within the limit (characters, as Kafka counts) and fits its record."""
-    return len(metadata) <= limit and names_fit(metadata)
+    return len(metadata) <= limit and names_fit_record(metadata)
 
 
 def commit_fits(config: GroupConfig, group_id: str, offsets: Sequence[OffsetToCommit]) -> bool:

@@ -86,7 +86,7 @@ class Step(ABC):
         """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
 
     @abstractmethod
-    def turn_classic(
+    def convert_to_classic(
         self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
     ) -> bool:
         """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
@@ -118,11 +118,11 @@ class Step(ABC):
         if amount:
             self.effects.notes.append(_NEW_COUNT((meter, amount)))
 
-    def rebalance_caused(self, group_id: str, cause: Cause) -> None:
+    def record_rebalance_cause(self, group_id: str, cause: Cause) -> None:
         """Record a cause of the rebalance that begins now, or of the one under way, for metrics and history."""
         self.effects.notes.append(RebalanceCaused(group_id, cause, self.now.wall_ms))
 
-    def group_emptied(self, group_id: str, generation: int = -1) -> None:
+    def record_group_emptied(self, group_id: str, generation: int = -1) -> None:
         """Record that a rebalance ended without members."""
         self.effects.notes.append(GroupEmptied(group_id, generation, self.now.wall_ms))
 

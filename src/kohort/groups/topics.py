@@ -77,7 +77,7 @@ def metadata_hash(image: TopicImage, names: Iterable[str]) -> int:
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
-def topic_info(topic: Topic, left: Sequence[int]) -> AssignableTopic:
+def assignable_topic(topic: Topic, left: Sequence[int]) -> AssignableTopic:
     """Describe some partitions of a topic for the assignors, numbered from 0."""
     if not topic.racks:
         return AssignableTopic(len(left))

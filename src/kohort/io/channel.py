@@ -27,8 +27,8 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import TYPE_CHECKING
 
-from kohort.io.pinned_tls import ListenerPipe, TlsPipe, caller_pipe
-from kohort.io.processes import name_for_peer
+from kohort.io.pinned_tls import ListenerPipe, TlsPipe, caller_tls_pipe
+from kohort.io.processes import identity_for_peer
 
 if TYPE_CHECKING:
     import asyncio
@@ -174,9 +174,9 @@ class Link:
         self._socket, self._frames, self._tls, self._early = sock, frames, tls, early
         self._sending = threading.Lock()
 
-    def name_for_peer(self) -> str:
+    def identity_for_peer(self) -> str:
         """Return this process's identity (`io.processes`) for the peer, which can then check whether it has ended."""
-        return name_for_peer(self._socket)
+        return identity_for_peer(self._socket)
 
     def send(self, body: bytes) -> bool:
         """Send a body; return False if the other end is gone or reads nothing, and the connection is over.
@@ -231,7 +231,7 @@ class Link:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def close_copy(self) -> None:
+    def close_forked_copy(self) -> None:
         """Close the copy of the connection in a forked child; the parent's stays open."""
         self._socket.close()
 
@@ -244,7 +244,7 @@ class _Greeting:
         self._plain = b""
         self.tls: TlsPipe | None = None
         if pin:
-            self.tls = caller_pipe(pin)
+            self.tls = caller_tls_pipe(pin)
             while True:
                 self._send_raw(self.tls.continue_handshake())
                 if self.tls.is_done:
@@ -288,7 +288,7 @@ class _Greeting:
         return self._plain
 
 
-def greet_caller(sock: socket.socket, token: bytes) -> Link:
+def authenticate_caller(sock: socket.socket, token: bytes) -> Link:
     """Authenticate a new connection on the listener's side.
 
     Raises:
@@ -301,7 +301,7 @@ def greet_caller(sock: socket.socket, token: bytes) -> Link:
     return Link(sock, frames)
 
 
-def greet_listener(sock: socket.socket, token: bytes, within_s: float = GREETING_S, pin: bytes = b"") -> Link:
+def authenticate_listener(sock: socket.socket, token: bytes, within_s: float = GREETING_S, pin: bytes = b"") -> Link:
     """Authenticate a new connection on the caller's side.
 
     Args:
@@ -431,7 +431,7 @@ class AsyncLink:
         self._stream.writer.transport.abort()
 
 
-async def greet_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLContext | None = None) -> AsyncLink:
+async def authenticate_caller_async(sock: socket.socket, token: bytes, tls: ssl.SSLContext | None = None) -> AsyncLink:
     """Authenticate a new connection on the listener's side, on an event loop; a connection that fails is closed.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import NoReturn, Self
 log = logging.getLogger("kohort")
 
 
-class OneProcess:
+class NotPicklable:
     """The base of objects that can't be pickled, because their connections, threads or files are this process's."""
 
     __slots__ = ()
@@ -19,7 +19,7 @@ class OneProcess:
         raise TypeError(f"{type(self).__name__} can't be pickled: create one in each process, for Spark in the task")
 
 
-class ClosedOnExit(OneProcess, ABC):
+class ClosedOnExit(NotPicklable, ABC):
     """An object that the end of its `with` block closes, whether or not the block raised.
 
     If both the block and `close` raise, the block's error is the one that is raised, and the other is logged.

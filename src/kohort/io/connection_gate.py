@@ -51,7 +51,7 @@ class _Phase(Enum):
     GONE = "closed"
 
 
-class GatePlace:
+class ConnectionSlot:
     """One connection's slot among the limited number that a listener accepts."""
 
     def __init__(self, gate: ConnectionGate, address: str, close: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class GatePlace:
         """
         return self._gate._prove(self)
 
-    def give_back(self) -> None:
+    def release_slot(self) -> None:
         """Release the place of a closed connection; a second call does nothing."""
         self._gate._leave(self)
 
@@ -78,17 +78,17 @@ class ConnectionGate:
     ) -> None:
         self._members_max, self._strangers_max, self._of_address_max = members_max, strangers_max, of_address_max
         self._lock = threading.Lock()
-        self._strangers: dict[GatePlace, None] = {}  # the oldest first
+        self._strangers: dict[ConnectionSlot, None] = {}  # the oldest first
         self._members = 0
 
-    def enter(self, address: str, close: Callable[[], None]) -> GatePlace:
+    def enter(self, address: str, close: Callable[[], None]) -> ConnectionSlot:
         """Give a new connection a place; if there are too many unauthenticated ones, close the oldest.
 
         Args:
             address: The other end's, without its port.
             close: Closes the connection; called at most once, by any thread.
         """
-        place = GatePlace(self, address, close)
+        place = ConnectionSlot(self, address, close)
         with self._lock:
             evicted = self._too_many(address)
             if evicted is not None:
@@ -98,7 +98,7 @@ class ConnectionGate:
             evicted.close()
         return place
 
-    def _too_many(self, address: str) -> GatePlace | None:
+    def _too_many(self, address: str) -> ConnectionSlot | None:
         """Return the unauthenticated connection to close in favour of a new one from `address`; None: there is room."""
         counts = Counter(place.address for place in self._strangers)
         if counts[address] >= self._of_address_max:
@@ -109,7 +109,7 @@ class ConnectionGate:
             return None
         return next(place for place in self._strangers if place.address == busiest)
 
-    def _prove(self, place: GatePlace) -> bool:
+    def _prove(self, place: ConnectionSlot) -> bool:
         with self._lock:
             if place.phase is not _Phase.STRANGER or self._members >= self._members_max:
                 return False
@@ -118,11 +118,11 @@ class ConnectionGate:
             self._members += 1
             return True
 
-    def _leave(self, place: GatePlace) -> None:
+    def _leave(self, place: ConnectionSlot) -> None:
         with self._lock:
             self._remove(place)
 
-    def _remove(self, place: GatePlace) -> None:
+    def _remove(self, place: ConnectionSlot) -> None:
         if place.phase is _Phase.STRANGER:
             del self._strangers[place]
         elif place.phase is _Phase.MEMBER:

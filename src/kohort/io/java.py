@@ -50,7 +50,7 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-def log_settings(level: str = "warn") -> str:
+def log4j_properties(level: str = "warn") -> str:
     """Return the properties of Log4j 2 that log to standard error, from this level on."""
     return _LOG_SETTINGS.replace("LEVEL", level)
 
@@ -94,7 +94,7 @@ class JavaProgram:
         return [str(java_path()), *self.options, "-cp", self.classpath, self.main, *self.args]
 
 
-def start_tied(
+def start_dependent_child(
     command: Sequence[str],
     *,
     stdin: int | IO[bytes] | None = subprocess.DEVNULL,
@@ -175,7 +175,7 @@ class JavaServer:
         self.name = name
         self.log = log
         with log.open("ab") as output:
-            self._process = start_tied(
+            self._process = start_dependent_child(
                 program.command(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=program.env
             )
 

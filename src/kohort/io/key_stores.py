@@ -43,7 +43,7 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
         InvalidInputError: The store is damaged or has no certificate, or the password is wrong.
         OSError: The file can't be read.
     """
-    data = store_bytes(location)
+    data = read_store_file(location)
     refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
         _, certificates = jks_entries(location, data, password, "ssl.truststore.password")
@@ -56,7 +56,7 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
     return b"".join(certificates)
 
 
-def store_bytes(location: str) -> bytes:
+def read_store_file(location: str) -> bytes:
     """Read the file of a key store or trust store.
 
     Raises:
@@ -200,7 +200,7 @@ class KeyStore(NamedTuple):
     key_password: str | None = None
 
 
-def load_identity(context: ssl.SSLContext, store: KeyStore) -> None:
+def load_certificate_and_key(context: ssl.SSLContext, store: KeyStore) -> None:
     """Load a certificate and private key into a TLS context, if there are any.
 
     Raises:
@@ -217,7 +217,7 @@ def load_identity(context: ssl.SSLContext, store: KeyStore) -> None:
         return
     if location is None:
         return
-    data = store_bytes(location)
+    data = read_store_file(location)
     refuse_other_stores(location, data)
     if data.startswith(JKS_MAGIC):
         _load_chain(context, _of_jks(location, data, store), None)

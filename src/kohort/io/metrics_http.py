@@ -3,7 +3,7 @@
 prometheus-client writes the same page. An exporter shows 75,000 samples for 500 groups of 50 partitions. The library
 takes 20 µs for each, since it checks each label's name. It compresses the page as well as it can, which takes another
 second. Here a sample takes 2 µs, and one family is in memory at a time. A family of many samples writes its own lines
-(`WrittenFamily`): then a sample takes under 1 µs.
+(`PreformattedFamily`): then a sample takes under 1 µs.
 
 Source: Prometheus, "Exposition formats", text-based format.
 """
@@ -236,7 +236,7 @@ _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, str]]], object]], list[bytes]]
 
 
-class WrittenFamily(Metric):
+class PreformattedFamily(Metric):
     """A gauge of many samples that writes its lines of the metrics page itself, which saves time per sample.
 
     Attributes:
@@ -267,7 +267,7 @@ class WrittenFamily(Metric):
 
 
 @lru_cache(maxsize=10_000)
-def escape_value(value: str) -> str:
+def escape_label_value(value: str) -> str:
     """Return a label's value with the escapes of Prometheus's text format.
 
     The results are cached, because most values stand in many samples: groups, topics, members.
@@ -275,7 +275,7 @@ def escape_value(value: str) -> str:
     return value.translate(_ESCAPES)
 
 
-def number_text(value: float) -> str:
+def sample_number_text(value: float) -> str:
     """Return a sample's value in Prometheus's text format."""
     if type(value) is int and 0 <= value < _PLAIN_MAX:
         return f"{value}.0"
@@ -289,15 +289,17 @@ def page_lines(families: Iterable[Metric]) -> Iterator[str]:
         meaning = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
         kind = "untyped" if family.type == "unknown" else family.type
         yield f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n"
-        if isinstance(family, WrittenFamily):
+        if isinstance(family, PreformattedFamily):
             yield from family.lines()
             continue
         for sample in family.samples:
-            value = number_text(sample.value)
+            value = sample_number_text(sample.value)
             if not sample.labels:
                 yield f"{sample.name} {value}\n"
                 continue
-            labels = ",".join([f'{label}="{escape_value(text)}"' for label, text in sorted(sample.labels.items())])
+            labels = ",".join(
+                [f'{label}="{escape_label_value(text)}"' for label, text in sorted(sample.labels.items())]
+            )
             yield f"{sample.name}{{{labels}}} {value}\n"
 
 

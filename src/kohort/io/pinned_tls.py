@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from kohort.errors import InvalidInputError
-from kohort.io.tls_records import RecordCounter, SilentRecords
+from kohort.io.tls_records import EmptyTlsRecords, TlsRecordCounter
 
 _VALID: Final = datetime.timedelta(days=3650)
 """Longer than a process lives: nobody checks the time, since the pin names one certificate."""
@@ -142,7 +142,7 @@ class ListenerPipe(TlsPipe):
 
     def __init__(self, context: ssl.SSLContext) -> None:
         super().__init__(context, None)
-        self._records, self._silent = RecordCounter(), SilentRecords()
+        self._records, self._silent = TlsRecordCounter(), EmptyTlsRecords()
 
     def feed(self, data: bytes) -> None:
         """Add bytes that the caller sent during the handshake.
@@ -168,10 +168,10 @@ class ListenerPipe(TlsPipe):
             self._silent.check_bound()
 
     def _carried(self, size: int) -> None:
-        self._silent.uncount_carried(size)
+        self._silent.credit_data(size)
 
 
-def caller_pipe(pin: bytes) -> TlsPipe:
+def caller_tls_pipe(pin: bytes) -> TlsPipe:
     """Return a caller's end, which trusts the pinned certificate alone."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

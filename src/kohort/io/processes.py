@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CLOCK_MARGIN = 0.02
 
 
-def owned_ms(lease_ms: float) -> float:
+def ownership_ms(lease_ms: float) -> float:
     """Return for how many ms a member owns its assignment: the lease less a margin for clocks that drift.
 
     The time counts from when it sent the last answered request.
@@ -87,7 +87,7 @@ class _Named(NamedTuple):
     started: str
 
 
-def own_name() -> str:
+def own_identity() -> str:
     """Return this process's identity: boot, PID namespace, PID and start time; "" except on Linux.
 
     A forked child has its own.
@@ -99,13 +99,13 @@ def own_name() -> str:
     return _own[1]
 
 
-def name_for_peer(sock: socket) -> str:
+def identity_for_peer(sock: socket) -> str:
     """Return this process's identity if both ends of a connection have the same address (one machine); else ""."""
     try:
         here = sock.getpeername()[0] == sock.getsockname()[0]
     except OSError:
         return ""
-    return own_name() if here else ""
+    return own_identity() if here else ""
 
 
 def name_of(pid: int) -> str:
@@ -126,9 +126,9 @@ def has_ended(name: str) -> bool:
     """Return whether the process of this name has certainly ended; False if it lives or its state is unknown.
 
     Args:
-        name: the process's identity, from `own_name`; for any other text the result is False.
+        name: the process's identity, from `own_identity`; for any other text the result is False.
     """
-    mine, other = _parse(own_name()), _parse(name)
+    mine, other = _parse(own_identity()), _parse(name)
     if mine is None or other is None or (mine.boot, mine.namespace) != (other.boot, other.namespace):
         return False
     try:

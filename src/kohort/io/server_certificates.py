@@ -56,7 +56,7 @@ class ServerCertificates:
         self.loaded = self._load(None)
 
     @property
-    def asks_clients(self) -> bool:
+    def requires_client_certificates(self) -> bool:
         """Whether clients must show a certificate."""
         return self._client_ca is not None
 

@@ -18,7 +18,7 @@ Clients change their keys after gigabytes. OpenSSL itself has no bound.
 SILENT_RECORDS_EVERY_BYTES = 1 << 20
 
 
-class RecordCounter:
+class TlsRecordCounter:
     """The boundaries of TLS records in a client's bytes, which show how much work OpenSSL is given at once."""
 
     __slots__ = ("_head", "_left", "_most")
@@ -49,7 +49,7 @@ class RecordCounter:
             yield data[start:], count
 
 
-class SilentRecords:
+class EmptyTlsRecords:
     """A bounded count of a client's TLS records without data, which cost time. Data that it sends makes up for some."""
 
     __slots__ = ("_count",)
@@ -61,7 +61,7 @@ class SilentRecords:
         """Add to the count the TLS records that are handed to OpenSSL."""
         self._count += records
 
-    def uncount_carried(self, size: int) -> None:
+    def credit_data(self, size: int) -> None:
         """Take back a record that carried `size` bytes of data, and as many empty ones as these bytes make up for."""
         self._count = max(0.0, self._count - 1 - size / SILENT_RECORDS_EVERY_BYTES)
 

@@ -19,7 +19,7 @@ from kohort.log.partition import PartitionLog
 from kohort.log.results import OpenFile
 from kohort.wire.batch import BatchHeader, parse_header
 from kohort.wire.checksum import crc32c
-from kohort.wire.records import read_pairs
+from kohort.wire.records import iter_key_values
 
 NameOf: TypeAlias = Callable[[bytes], str | None]
 """A function from a key to the name that it belongs to: a group or a transactional id; None for other keys."""
@@ -93,7 +93,7 @@ def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: 
     return LogDamage(segment.path, position, header.size, header.base_offset, header.next_offset, reason)
 
 
-class Survey:
+class DamageSurvey:
     """The examination of a damaged journal: each damage, and the groups or ids whose newest records may be lost.
 
     Attributes:
@@ -119,7 +119,7 @@ class Survey:
             if not header.is_control:
                 try:
                     self._read(header, batch)
-                    last.update((key, offset) for key, _, offset in read_pairs(batch, header) if key)
+                    last.update((key, offset) for key, _, offset in iter_key_values(batch, header) if key)
                 except UNREADABLE as error:
                     self.damages.append(damage_of(source, position, header, str(error)))
             done += header.size
@@ -137,7 +137,7 @@ class Survey:
             older = self._before(damage.first_offset)
             noun = self._noun
             if older:
-                shown = [f"{name} (offset {offset})" for name, offset in newest_first(older)]
+                shown = [f"{name} (offset {offset})" for name, offset in newest_names_first(older)]
                 parts.append(
                     f"{len(older)} {noun}s have records whose last readable version lies before it, and may have lost "
                     f"newer ones: {_some(shown)}"
@@ -172,7 +172,7 @@ class Survey:
         try:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
             data = file.fs.pread(file.fd, damage.length or 0, damage.position)
-            for key, _, _ in read_pairs(data, parse_header(data)):
+            for key, _, _ in iter_key_values(data, parse_header(data)):
                 name = None if key is None else self._name(key)
                 if name and name.isprintable():
                     names.add(name)
@@ -181,14 +181,14 @@ class Survey:
         return names
 
 
-def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
+def log_truncated_names(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     """Log the groups or transactional ids of the last records before a torn end that was truncated at the opening."""
     size = source.recovery.truncated_bytes
     if not size:
         return
     first = max(source.log_start_offset, source.end_offset - _TAIL_OFFSETS)
-    last = newest_of(source, first, name_of)
-    shown = [f"{name} (offset {offset})" for name, offset in newest_first(last)]
+    last = newest_record_offsets(source, first, name_of)
+    shown = [f"{name} (offset {offset})" for name, offset in newest_names_first(last)]
     log.warning(
         "[partition %s] truncated %d bytes after offset %d: the broker ended during a write, which was not "
         "acknowledged; after a machine failure, acknowledged writes may be lost too. %ss in the last records before: "
@@ -201,21 +201,21 @@ def log_truncation(source: PartitionLog, name_of: NameOf, noun: str) -> None:
     )
 
 
-def newest_of(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
+def newest_record_offsets(source: PartitionLog, offset: int, name_of: NameOf) -> dict[str, int]:
     """Return the names with records at or after this offset, each with the offset of its newest record."""
     newest: dict[str, int] = {}
     for found in checked_batches(source, offset, _STEP_BYTES):
         if isinstance(found, LogDamage) or found[1].is_control:
             continue
         try:
-            pairs = list(read_pairs(found[2], found[1]))
+            pairs = list(iter_key_values(found[2], found[1]))
         except UNREADABLE:
             continue
         newest.update((name, at) for key, _, at in pairs if key and (name := name_of(key)) is not None)
     return newest
 
 
-def newest_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:
+def newest_names_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:
     """Return names with their offsets for a log line: the newest first, cut to a limit of names and lengths."""
     ordered = heapq.nlargest(_NAMES_SHOWN + 1, offsets.items(), key=lambda entry: entry[1])
     return [(name[:_NAME_SHOWN], offset) for name, offset in ordered]

@@ -134,17 +134,17 @@ class PushOwnedValue(Message, key=10012, versions=(0, 0)):
     topics: list[Partitions] = array(Partitions)
 
 
-def group_value(record: PushGroupSaved) -> Message:
+def push_group_value(record: PushGroupSaved) -> Message:
     """Build the value of a `PushGroupSaved` record."""
     return PushGroupValue(state_ms=record.state_ms)
 
 
-def read_group(fields: tuple[Any, ...], data: bytes, version: int) -> PushGroupSaved:
+def read_push_group(fields: tuple[Any, ...], data: bytes, version: int) -> PushGroupSaved:
     """Build a `PushGroupSaved` record from its key's fields and value bytes."""
     return PushGroupSaved(fields[0], PushGroupValue.decode(data, version).state_ms)
 
 
-def member_value(record: PushMemberSaved) -> Message:
+def push_member_value(record: PushMemberSaved) -> Message:
     """Build the value of a `PushMemberSaved` record."""
     make = PushMemberValue.TopicStreams
     return PushMemberValue(
@@ -160,7 +160,7 @@ def member_value(record: PushMemberSaved) -> Message:
     )
 
 
-def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMemberSaved:
+def read_push_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMemberSaved:
     """Build a `PushMemberSaved` record from its key's fields and value bytes."""
     value = PushMemberValue.decode(data, version)
     return PushMemberSaved(
@@ -178,7 +178,7 @@ def read_member(fields: tuple[Any, ...], data: bytes, version: int) -> PushMembe
     )
 
 
-def owned_value(record: PushOwned) -> Message:
+def push_owned_value(record: PushOwned) -> Message:
     """Build the value of a `PushOwned` record."""
     make = PushOwnedValue.Partitions
     return PushOwnedValue(
@@ -186,7 +186,7 @@ def owned_value(record: PushOwned) -> Message:
     )
 
 
-def read_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
+def read_push_owned(fields: tuple[Any, ...], data: bytes, version: int) -> PushOwned:
     """Build a `PushOwned` record from its key's fields and value bytes."""
     topics = PushOwnedValue.decode(data, version).topics
     return PushOwned(
@@ -238,12 +238,12 @@ class AppendStartedValue(Message, key=10001, versions=(0, 0)):
     offsets: int = int32()
 
 
-def append_started(offsets: int) -> KeyValue:
+def append_started_record(offsets: int) -> KeyValue:
     """Return the record that precedes an append of several batches, and names how many offsets they span."""
     return _SHORT.pack(_APPEND_STARTED), _value(AppendStartedValue(offsets=offsets), 0)
 
 
-def appended_offsets(key: bytes, value: bytes | None) -> int | None:
+def announced_offsets(key: bytes, value: bytes | None) -> int | None:
     """Return the number of offsets that an AppendStarted record announces; None for any other record."""
     if len(key) != 2 or value is None or _SHORT.unpack(key)[0] != _APPEND_STARTED:
         return None
@@ -281,7 +281,7 @@ def _offset_prefix(group_id: str, topic: str) -> bytes:
     return b"".join((_SHORTS.pack(1, len(group)), group, _SHORT.pack(len(name)), name))
 
 
-def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
+def shared_offset_bytes(record: OffsetCommitted) -> SharedBytes | None:
     """Return the bytes that the offset records of one commit and topic have in common.
 
     None for a commit of an old client with a retention time, whose values have another version.
@@ -301,7 +301,7 @@ def shared_bytes(record: OffsetCommitted) -> SharedBytes | None:
 
 
 def _encode_offset(record: OffsetCommitted) -> KeyValue:
-    shared = shared_bytes(record)
+    shared = shared_offset_bytes(record)
     if shared is None:
         return _offset_prefix(record.group_id, record.topic) + _INT.pack(record.partition), _expiring_value(record)
     key, head, tail = shared
@@ -433,9 +433,9 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
     RegexResolved: _regex_value,
     GenerationStarted: _generation_value,
     OffsetsImported: lambda record: _value(imported_value(record), 0),
-    PushGroupSaved: lambda record: _value(group_value(record), 0),
-    PushMemberSaved: lambda record: _value(member_value(record), 0),
-    PushOwned: lambda record: _value(owned_value(record), 0),
+    PushGroupSaved: lambda record: _value(push_group_value(record), 0),
+    PushMemberSaved: lambda record: _value(push_member_value(record), 0),
+    PushOwned: lambda record: _value(push_owned_value(record), 0),
 }
 
 _GROUP_MEMBER = ("group_id", "member_id")
@@ -633,7 +633,7 @@ _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
     Kind.REGEX: _read_regex,
     Kind.GENERATION: _read_generation,
     Kind.IMPORT: read_imported,
-    Kind.PUSH_GROUP: read_group,
-    Kind.PUSH_MEMBER: read_member,
-    Kind.PUSH_OWNED: read_owned,
+    Kind.PUSH_GROUP: read_push_group,
+    Kind.PUSH_MEMBER: read_push_member,
+    Kind.PUSH_OWNED: read_push_owned,
 }

@@ -12,21 +12,21 @@ from kohort.groups.records import Record, TransactionMarked
 from kohort.journal.checked import (
     UNREADABLE,
     WHAT_TO_DO,
-    Survey,
+    DamageSurvey,
     checked_batches,
     damage_of,
-    log_truncation,
-    newest_first,
-    newest_of,
+    log_truncated_names,
+    newest_names_first,
+    newest_record_offsets,
 )
-from kohort.journal.codec import GroupRecordReader, appended_offsets, group_of
+from kohort.journal.codec import GroupRecordReader, announced_offsets, group_of
 from kohort.journal.protocol import Owner
 from kohort.journal.sealing import encode_append
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import parse_marker
 from kohort.log.partition import PartitionLog
 from kohort.wire.batch import BatchHeader
-from kohort.wire.records import read_pairs
+from kohort.wire.records import iter_key_values
 
 APPEND_BYTES_MAX: Final = 512 << 20
 """The limit of one append: it goes into one segment, and one write of a step must be bounded."""
@@ -51,19 +51,19 @@ class LogJournal:
         self,
         log: PartitionLog,
         *,
-        older_values: bool = False,
+        serves_older_values: bool = False,
         on_append: Callable[[PartitionLog, int], None] | None = None,
     ) -> None:
         """Open a journal on a partition's log.
 
         Args:
             log: the partition's log.
-            older_values: skip damaged parts; otherwise a damaged journal cannot be replayed.
+            serves_older_values: skip damaged parts; otherwise a damaged journal cannot be replayed.
             on_append: takes the log and the size in bytes of each append, for clients that read the partition.
         """
         self._log = log
         self._on_append = on_append
-        self._older_values = older_values
+        self._older_values = serves_older_values
         self._reader = GroupRecordReader()
         self._logged_cut = self._logged_damage = False
 
@@ -80,7 +80,7 @@ class LogJournal:
 
     def _durable(self) -> Iterator[Sequence[Record]]:
         yield from self.replay()
-        self._log.flush_due()
+        self._log.flush_if_due()
 
     def _check_term(self, term: int) -> None:
         if term != self._log.leader_epoch:
@@ -113,7 +113,7 @@ class LogJournal:
         """
         if not self._logged_cut:
             self._logged_cut = True
-            log_truncation(self._log, group_of, "group")
+            log_truncated_names(self._log, group_of, "group")
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):
@@ -153,7 +153,9 @@ class LogJournal:
         """
         if not self._logged_damage:
             self._logged_damage = True
-            survey = Survey(self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group")
+            survey = DamageSurvey(
+                self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group"
+            )
             for _ in survey.steps():
                 yield ()
             for sentence in survey.sentences():
@@ -167,7 +169,7 @@ class LogJournal:
 
     def _cut_off(self, offset: int) -> None:
         """Truncate an append that a crash left incomplete, and log the groups in it."""
-        groups = newest_of(self._log, offset, group_of)
+        groups = newest_record_offsets(self._log, offset, group_of)
         log.warning(
             "[partition %s] truncated an unfinished append, offsets %d to %d: the broker ended during the write, "
             "which was never "
@@ -175,7 +177,7 @@ class LogJournal:
             self._log.path.name,
             offset,
             self._log.end_offset - 1,
-            ", ".join(name for name, _ in newest_first(groups)) or "none",
+            ", ".join(name for name, _ in newest_names_first(groups)) or "none",
         )
         self._log.truncate_to(offset)
 
@@ -185,13 +187,13 @@ class LogJournal:
         reader = self._reader
         read_offset, add = reader.read_offset, found.append
         epoch = header.producer_epoch if producer_id >= 0 else -1
-        for key, value, offset in read_pairs(batch, header):
+        for key, value, offset in iter_key_values(batch, header):
             if key is None:
                 continue
             if key[:2] == b"\0\1":
                 add(read_offset(key, value, producer_id, epoch))
                 continue
-            span = appended_offsets(key, value)
+            span = announced_offsets(key, value)
             if span is not None:
                 if offset + 1 + span > self._log.end_offset:
                     return offset

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from kohort.errors import InvalidInputError
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
-from kohort.journal.codec import SharedBytes, append_started, encode, shared_bytes
+from kohort.journal.codec import SharedBytes, append_started_record, encode, shared_offset_bytes
 from kohort.log.markers import Marker, build_marker
 from kohort.wire.batch import BatchOptions, parse_header, seal_batch, varint
 
@@ -57,7 +57,7 @@ def encode_append(records: Iterable[Record], now_ms: int) -> list[bytes | bytear
     if len(batches) > 1:
         span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
         first = _Batches(now_ms, BATCH_BYTES_MAX)
-        first.add(*append_started(span))
+        first.add(*append_started_record(span))
         batches[:0] = first.finish()
     return batches
 
@@ -73,7 +73,7 @@ def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
     return building.open()
 
 
-def packed_pair(key: bytes, value: bytes | None) -> tuple[bytes, int]:
+def encode_single_record(key: bytes, value: bytes | None) -> tuple[bytes, int]:
     """Encode a single record, such as a fence, as the body of a batch.
 
     Return it with the number of records, 1.
@@ -180,7 +180,9 @@ class _Batches:
                 for _, of_topic in groupby(run, _TOPIC):
                     self.add_offsets(list(of_topic))
                 return
-            shared = shared_bytes(run[0]) if all(column.count(column[0]) == len(run) for column in rest) else None
+            shared = (
+                shared_offset_bytes(run[0]) if all(column.count(column[0]) == len(run) for column in rest) else None
+            )
             if shared is not None:
                 self.continue_with(_options_of(run[0]))
                 self._add_columns(shared, partitions, offsets, epochs)

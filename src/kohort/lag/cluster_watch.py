@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from kohort.errors import KafkaError
 from kohort.lag.evaluation import LagReport
-from kohort.lag.exporter_shares import ExporterShares, share_of
+from kohort.lag.exporter_shares import ExporterShares, share_number_of
 from kohort.lag.reading import LagReader
-from kohort.lag.snapshot import reason_of
+from kohort.lag.snapshot import failure_reason_of
 from kohort.lag.timeline import GroupChange, changes_between
 
 log = logging.getLogger("kohort.lag")
@@ -144,7 +144,7 @@ class ClusterWatch:
         return max(STALE_MIN_S, STALE_INTERVALS * self._interval_s)
 
     @property
-    def shown_shares(self) -> frozenset[int] | None:
+    def current_owned_shares(self) -> frozenset[int] | None:
         """The shares whose groups may be shown: those owned without a break since the last successful read began.
 
         None: this process reads all groups.
@@ -187,7 +187,7 @@ class ClusterWatch:
             self.state = replace(
                 before,
                 is_up=False,
-                failures={reason_of(error) if isinstance(error, KafkaError) else "refused": 1},
+                failures={failure_reason_of(error) if isinstance(error, KafkaError) else "refused": 1},
                 messages=(text,),
                 read_ms=(time.monotonic() - started) * 1000,
                 reads=_added(before.reads, ["failed"]),
@@ -210,13 +210,13 @@ class ClusterWatch:
             report = self._reader.read(timeout_ms=READ_TIMEOUT_MS)
         except Exception:
             if self.shares is not None:
-                self.shares.note_failed_read(self._stale_s)
+                self.shares.record_read_failure(self._stale_s)
             raise
         if self.shares is not None:
-            if is_blind(report, self._reader.listing or ()):
-                self.shares.note_failed_read(self._stale_s)
+            if reached_no_group(report, self._reader.listing or ()):
+                self.shares.record_read_failure(self._stale_s)
             else:
-                self.shares.note_read(of_shares=bool(self._begun))
+                self.shares.record_read_success(of_shares=bool(self._begun))
         return report
 
     def _begin_shares(self) -> Mapping[int, int]:
@@ -229,13 +229,15 @@ class ClusterWatch:
             return {}
         self.shares.check()
         owned = self._begun = self.shares.owned()
-        self._reader.is_read = lambda name: share_of(name) in owned
+        self._reader.is_read = lambda name: share_number_of(name) in owned
         return owned
 
     def _after_read(
         self, before: WatchState, report: LagReport, shares: Mapping[int, int], read_ms: float
     ) -> WatchState:
-        reasons = [failure.reason for failure in report.failures] + [reason_of(e) for e in report.errors.values()]
+        reasons = [failure.reason for failure in report.failures] + [
+            failure_reason_of(e) for e in report.errors.values()
+        ]
         messages = {f"{failure.part}: {failure.text}" for failure in report.failures}
         messages |= {f"group {name}: {error}" for name, error in report.errors.items()}
         self._log(messages)
@@ -271,7 +273,7 @@ class ClusterWatch:
         self._said = frozenset(failures)
 
 
-def is_blind(report: LagReport, listing: Collection[str]) -> bool:
+def reached_no_group(report: LagReport, listing: Collection[str]) -> bool:
     """Return whether a read reached none of the cluster's groups, only because brokers were unreachable or too slow.
 
     Another exporter may reach them, so this one should give up its shares.
@@ -281,7 +283,7 @@ def is_blind(report: LagReport, listing: Collection[str]) -> bool:
         listing: The names of the cluster's groups. Other names in the report are of Spark checkpoints, which every
             exporter reads.
     """
-    reasons = {reason_of(error) for name, error in report.errors.items() if name in listing}
+    reasons = {failure_reason_of(error) for name, error in report.errors.items() if name in listing}
     is_any_read = any(name in listing for name in report.groups)
     return bool(reasons) and not is_any_read and reasons <= {"unreachable", "timed_out"}
 

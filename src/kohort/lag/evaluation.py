@@ -88,7 +88,7 @@ NO_RATES = (None, None)
 
 
 @dataclass(slots=True)
-class Anchor:
+class OffsetSample:
     """A partition's committed offset and log end at one time. Rates are computed between two of them. Immutable.
 
     In a share group `committed` counts the acknowledged records after the start offset too.
@@ -118,9 +118,9 @@ class Trend:
         rises: The number of consecutive windows whose lowest lag was above that of the window before.
     """
 
-    last: Anchor
-    window: Anchor
-    before: Anchor | None
+    last: OffsetSample
+    window: OffsetSample
+    before: OffsetSample | None
     moved_ms: int | None
     stuck_since_ms: int | None
     longest_pause_ms: int
@@ -129,11 +129,11 @@ class Trend:
     rises: int
 
     @classmethod
-    def started(cls, now: Anchor, unread: int) -> Trend:
+    def started(cls, now: OffsetSample, unread: int) -> Trend:
         """Return the trend of a partition that is read for the first time."""
         return cls(now, now, None, None, now.at_ms if unread else None, 0, unread, None, 0)
 
-    def with_read(self, now: Anchor, unread: int, window_ms: int) -> Trend:
+    def after_read(self, now: OffsetSample, unread: int, window_ms: int) -> Trend:
         """Return the trend after one more read.
 
         If the committed offset or the log's end went back, begin a new trend.
@@ -158,7 +158,7 @@ class Trend:
         return Trend(now, now, self.window, moved_ms, since_ms, longest_ms, unread, low, rises)
 
     @property
-    def base(self) -> Anchor:
+    def base(self) -> OffsetSample:
         """The earlier read from which rates are computed: of one to two windows ago, or the first read."""
         return self.before or self.window
 
@@ -430,7 +430,9 @@ class _Context:
     snapshot: ClusterSnapshot
     before: LagReport | None
     window_ms: int
-    trends: dict[tuple[TopicPartition, int], tuple[Anchor, Trend | None, int, Trend]] = field(default_factory=dict)
+    trends: dict[tuple[TopicPartition, int], tuple[OffsetSample, Trend | None, int, Trend]] = field(
+        default_factory=dict
+    )
     """The last trend of a group at an offset of a partition: its anchor, the trend before it, what is unread."""
 
     @property
@@ -439,7 +441,7 @@ class _Context:
         places = sum(len(reading.committed) for reading in self.snapshot.groups.values())
         return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
-    def lacked_partitions(self, reading: GroupReading) -> set[TopicPartition]:
+    def missing_task_partitions(self, reading: GroupReading) -> set[TopicPartition]:
         """Return the partitions that a streams group's tasks would read but that their topics do not have.
 
         A task reads the partitions of its number in several topics, and some have fewer than there are tasks.
@@ -467,7 +469,7 @@ class _GroupEvaluation:
         self.snapshot, self.before, self.window_ms = context.snapshot, context.before, context.window_ms
         self.trends, self.trends_max = context.trends, trends_max
         self.owners: dict[TopicPartition, list[MemberDescription]] = {}
-        lacked = context.lacked_partitions(reading)
+        lacked = context.missing_task_partitions(reading)
         for member in self.group.members:
             for tp in member.assignment or ():
                 if tp not in lacked:
@@ -527,8 +529,8 @@ class _GroupEvaluation:
         known = self.trends.get((tp, done))
         if known is not None and known[1] is last and known[2] == unread:
             return known[3]
-        now = Anchor(self.snapshot.taken_ms, done, log_end) if known is None else known[0]
-        trend = Trend.started(now, unread) if last is None else last.with_read(now, unread, self.window_ms)
+        now = OffsetSample(self.snapshot.taken_ms, done, log_end) if known is None else known[0]
+        trend = Trend.started(now, unread) if last is None else last.after_read(now, unread, self.window_ms)
         if len(self.trends) < self.trends_max:
             self.trends[tp, done] = now, last, unread, trend
         return trend

@@ -18,10 +18,10 @@ from prometheus_client.registry import Collector
 
 from kohort.client.admin.values import MemberDescription
 from kohort.ids import TopicPartition
-from kohort.io.metrics_http import WrittenFamily, escape_value, number_text
+from kohort.io.metrics_http import PreformattedFamily, escape_label_value, sample_number_text
 from kohort.lag.cluster_watch import ClusterWatch
 from kohort.lag.evaluation import GroupLag, PartitionLag
-from kohort.lag.exporter_shares import SHARES, share_of
+from kohort.lag.exporter_shares import SHARES, share_number_of
 from kohort.lag.snapshot import REASONS, PartitionBounds
 
 PARTITIONS_MAX = 100_000
@@ -128,12 +128,12 @@ class LagExporter(Collector):
         yield from families.by_name.values()
         texts = _LabelTexts()
         for name, value in _PARTITION_VALUES.items():
-            yield WrittenFamily(
+            yield PreformattedFamily(
                 name, *METRICS[name],
                 partial(_partition_lines, shown, name, value, texts), partial(_partition_values, shown, value),
             )  # fmt: skip
         for name, end in _LOG_VALUES.items():
-            yield WrittenFamily(
+            yield PreformattedFamily(
                 name, *METRICS[name], partial(_log_lines, shown, name, end, texts), partial(_log_values, shown, end)
             )
 
@@ -152,9 +152,14 @@ class _Shown:
 
     def __init__(self, watch: ClusterWatch) -> None:
         self.watch = watch
-        self.shares, self.report = watch.shown_shares, watch.current  # in this order: the report is not the older one
+        self.shares, self.report = (
+            watch.current_owned_shares,
+            watch.current,
+        )  # in this order: the report is not the older one
         found = {} if self.report is None else self.report.groups
-        self.groups = [group for name, group in found.items() if self.shares is None or share_of(name) in self.shares]
+        self.groups = [
+            group for name, group in found.items() if self.shares is None or share_number_of(name) in self.shares
+        ]
         self.whole: list[GroupLag] = []
         self.left_out = 0
 
@@ -168,7 +173,7 @@ class _Shown:
         for group in self.whole:
             for part in group.partitions:
                 _add_finding(families, (self.watch.name, group.description.group_id), part)
-        families.add_sample("kohort_exporter_partitions_left_out", (self.watch.name,), self.left_out)
+        families.add_metric_sample("kohort_exporter_partitions_left_out", (self.watch.name,), self.left_out)
 
     def logs(self) -> Iterable[tuple[TopicPartition, PartitionBounds]]:
         """Yield the partitions whose start and end offsets are shown, with these offsets; at most `PARTITIONS_MAX`.
@@ -178,7 +183,11 @@ class _Shown:
         """
         bounds = {} if self.report is None else self.report.bounds
         shares = self.shares
-        shown = bounds.items() if shares is None else ((t, b) for t, b in bounds.items() if share_of(t.topic) in shares)
+        shown = (
+            bounds.items()
+            if shares is None
+            else ((t, b) for t, b in bounds.items() if share_number_of(t.topic) in shares)
+        )
         return itertools.islice(shown, PARTITIONS_MAX)
 
 
@@ -188,20 +197,20 @@ class _LabelTexts:
     def __init__(self) -> None:
         self._partitions: dict[TopicPartition, str] = {}
 
-    def partition_labels(self, tp: TopicPartition) -> str:
+    def partition_label_text(self, tp: TopicPartition) -> str:
         """Return the end of a sample's labels, `partition` and `topic`, as text; it is cached for each partition."""
         text = self._partitions.get(tp)
         if text is None:
-            text = self._partitions[tp] = f'partition="{tp.partition}",topic="{escape_value(tp.topic)}"}}'
+            text = self._partitions[tp] = f'partition="{tp.partition}",topic="{escape_label_value(tp.topic)}"}}'
         return text
 
     @staticmethod
-    def member_labels(cluster: str, group: str, owner: MemberDescription | None) -> str:
+    def member_label_text(cluster: str, group: str, owner: MemberDescription | None) -> str:
         """Return the beginning of a sample's labels, `client_id` to `member_host`, for partitions of one member."""
         host, member, client = _MEMBERS_NONE if owner is None else (owner.host, owner.member_id, owner.client_id)
         return (
-            f'client_id="{escape_value(client)}",cluster_name="{escape_value(cluster)}",'
-            f'consumer_id="{escape_value(member)}",group="{escape_value(group)}",member_host="{escape_value(host)}",'
+            f'client_id="{escape_label_value(client)}",cluster_name="{escape_label_value(cluster)}",'
+            f'consumer_id="{escape_label_value(member)}",group="{escape_label_value(group)}",member_host="{escape_label_value(host)}",'
         )
 
 
@@ -219,9 +228,11 @@ def _partition_lines(
                     continue
                 begin = begins.get(id(part.owner))
                 if begin is None:
-                    begin = name + "{" + texts.member_labels(cluster.watch.name, group.description.group_id, part.owner)
+                    begin = (
+                        name + "{" + texts.member_label_text(cluster.watch.name, group.description.group_id, part.owner)
+                    )
                     begins[id(part.owner)] = begin
-                lines.append(f"{begin}{texts.partition_labels(part.partition)} {number_text(number)}\n")
+                lines.append(f"{begin}{texts.partition_label_text(part.partition)} {sample_number_text(number)}\n")
                 if len(lines) == _LINES_MAX:
                     yield "".join(lines)
                     lines.clear()
@@ -246,9 +257,9 @@ def _log_lines(
     shown: Iterable[_Shown], name: str, end: Callable[[PartitionBounds], float], texts: _LabelTexts
 ) -> Iterator[str]:
     for cluster in shown:
-        begin = f'{name}{{cluster_name="{escape_value(cluster.watch.name)}",'
+        begin = f'{name}{{cluster_name="{escape_label_value(cluster.watch.name)}",'
         for tp, bounds in cluster.logs():
-            yield f"{begin}{texts.partition_labels(tp)} {number_text(end(bounds))}\n"
+            yield f"{begin}{texts.partition_label_text(tp)} {sample_number_text(end(bounds))}\n"
 
 
 def _log_values(
@@ -283,7 +294,7 @@ class _Families:
             for name in names
         }
 
-    def add_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
+    def add_metric_sample(self, name: str, labels: Sequence[str], value: float | None) -> None:
         """Add a sample to a metric family, unless its value is unknown."""
         if value is not None:
             self.by_name[name].add_metric(labels, value)
@@ -291,52 +302,56 @@ class _Families:
 
 def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
     state, name = cluster.state, cluster.name
-    families.add_sample("kohort_exporter_up", (name,), float(state.is_up))
+    families.add_metric_sample("kohort_exporter_up", (name,), float(state.is_up))
     if state.report is not None:
-        families.add_sample("kohort_exporter_last_read_timestamp_seconds", (name,), state.report.taken_ms / 1000)
+        families.add_metric_sample("kohort_exporter_last_read_timestamp_seconds", (name,), state.report.taken_ms / 1000)
     if state.reads:
-        families.add_sample("kafka_consumergroup_poll_time_ms", (name,), state.read_ms)
+        families.add_metric_sample("kafka_consumergroup_poll_time_ms", (name,), state.read_ms)
     for reason in REASONS:
-        families.add_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
+        families.add_metric_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
     for outcome in ("whole", "partial", "failed"):
-        families.add_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
-    shares, is_current = cluster.shown_shares, cluster.current is not None
+        families.add_metric_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
+    shares, is_current = cluster.current_owned_shares, cluster.current is not None
     if shares is not None:
-        families.add_sample("kohort_exporter_shares", (name,), len(shares) if is_current else 0)
+        families.add_metric_sample("kohort_exporter_shares", (name,), len(shares) if is_current else 0)
     if is_current:
         for (group, kind), count in state.changes.items():
-            if shares is None or share_of(group) in shares:
-                families.add_sample("kohort_consumergroup_changes", (name, group, kind), count)
+            if shares is None or share_number_of(group) in shares:
+                families.add_metric_sample("kohort_consumergroup_changes", (name, group, kind), count)
 
 
 def _add_group(families: _Families, cluster: str, group: GroupLag) -> None:
     of, place = group.description, (cluster, group.description.group_id)
-    families.add_sample("kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1)
-    families.add_sample("kohort_consumergroup_status", place, group.status)
-    families.add_sample("kohort_consumergroup_spark_batch", place, group.batch)
+    families.add_metric_sample(
+        "kohort_consumergroup_info", (*place, of.type, of.protocol_type, of.state, group.activity), 1
+    )
+    families.add_metric_sample("kohort_consumergroup_status", place, group.status)
+    families.add_metric_sample("kohort_consumergroup_spark_batch", place, group.batch)
     if group.members_known:
-        families.add_sample("kohort_consumergroup_members", place, len(of.members))
+        families.add_metric_sample("kohort_consumergroup_members", place, len(of.members))
     for reason, count in of.causes.items():
-        families.add_sample("kohort_consumergroup_rebalance_causes", (*place, reason), count)
+        families.add_metric_sample("kohort_consumergroup_rebalance_causes", (*place, reason), count)
     read = group.known_partitions
     if not read:
         return
-    families.add_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)
-    families.add_sample("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
-    families.add_sample("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
+    families.add_metric_sample("kafka_consumergroup_group_max_lag", place, group.max_lag)
+    families.add_metric_sample("kafka_consumergroup_group_sum_lag", place, group.sum_lag)
+    families.add_metric_sample("kafka_consumergroup_group_max_lag_seconds", place, _seconds(group.max_time_lag_ms))
     topics: Counter[str] = Counter()
     for part, lag in zip(read, group.known_lags, strict=True):
         topics[part.partition.topic] += lag
     for topic, lag in topics.items():
-        families.add_sample("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
+        families.add_metric_sample("kafka_consumergroup_group_topic_sum_lag", (*place, topic), lag)
     rates = group.rates
-    families.add_sample("kohort_consumergroup_consumed_per_second", place, _sum(consumed for consumed, _ in rates))
-    families.add_sample("kohort_consumergroup_written_per_second", place, _sum(written for _, written in rates))
-    families.add_sample("kohort_consumergroup_lag_skew", place, group.skew)
+    families.add_metric_sample(
+        "kohort_consumergroup_consumed_per_second", place, _sum(consumed for consumed, _ in rates)
+    )
+    families.add_metric_sample("kohort_consumergroup_written_per_second", place, _sum(written for _, written in rates))
+    families.add_metric_sample("kohort_consumergroup_lag_skew", place, group.skew)
     for part in group.hot:
         where = (part.partition.topic, str(part.partition.partition))
-        families.add_sample("kohort_consumergroup_hot_partition", (*place, *where), part.produced_per_s)
-    families.add_sample("kohort_consumergroup_catch_up_seconds", place, group.catch_up_s)
+        families.add_metric_sample("kohort_consumergroup_hot_partition", (*place, *where), part.produced_per_s)
+    families.add_metric_sample("kohort_consumergroup_catch_up_seconds", place, group.catch_up_s)
 
 
 def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag) -> None:
@@ -344,9 +359,9 @@ def _add_finding(families: _Families, group: tuple[str, str], part: PartitionLag
     if part.cause is None:
         return
     place = (*group, part.partition.topic, str(part.partition.partition))
-    families.add_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
+    families.add_metric_sample("kohort_consumergroup_partition_status", (*place, part.cause), part.status)
     if part.lost_offsets:
-        families.add_sample("kohort_consumergroup_lost_offsets", place, part.lost_offsets)
+        families.add_metric_sample("kohort_consumergroup_lost_offsets", place, part.lost_offsets)
 
 
 def _seconds(milliseconds: int | None) -> float | None:

@@ -74,7 +74,7 @@ REST_S, REST_MAX_S = 60.0, 600.0
 """How long an exporter that gave its shares up twice without reading them in between takes none; doubled each time."""
 
 
-def share_of(name: str) -> int:
+def share_number_of(name: str) -> int:
     """Return the number (0 to 31) of the exporter share to which a group or a topic belongs, by a hash of its name."""
     return zlib.crc32(name.encode()) % SHARES
 
@@ -147,7 +147,7 @@ class ExporterShares:
         if member is not None and time.monotonic() - self._joined_s > JOIN_S:
             raise TimedOutError(f"group {self._group!r}: not a member: {member.why_unassigned()}")
 
-    def note_read(self, *, of_shares: bool) -> None:
+    def record_read_success(self, *, of_shares: bool) -> None:
         """Record that a read of the cluster succeeded.
 
         An exporter that left the group after failed reads may join again.
@@ -162,7 +162,7 @@ class ExporterShares:
             log.info("[cluster %s][group %s] reading works again: taking shares", self._cluster, self._group)
             self._is_resting = False
 
-    def note_failed_read(self, limit_s: float) -> None:
+    def record_read_failure(self, limit_s: float) -> None:
         """Record that a read of the cluster failed.
 
         When none has succeeded for `limit_s`, leave the exporters' group.

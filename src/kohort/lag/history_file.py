@@ -113,7 +113,7 @@ class TimedChange:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadValues:
+class LagValues:
     """The lag values of one read of a cluster.
 
     Attributes:
@@ -129,7 +129,7 @@ class ReadValues:
     partitions: Mapping[tuple[str, TopicPartition], int]
 
     @classmethod
-    def of(cls, report: LagReport) -> ReadValues:
+    def of(cls, report: LagReport) -> LagValues:
         """Return the lag values of a report."""
         groups = report.groups
         times = {name: group.max_time_lag_ms for name, group in groups.items()}
@@ -153,7 +153,7 @@ class ReadValues:
         return zlib.compress(msgspec.msgpack.encode((self.lags, self.time_lags_ms, partitions)), 1)
 
     @classmethod
-    def decode(cls, at_ms: int, body: bytes) -> ReadValues:
+    def decode(cls, at_ms: int, body: bytes) -> LagValues:
         """Decode the values of a read from a row of the table `last_reads`.
 
         Raises:
@@ -176,7 +176,7 @@ _BODY = msgspec.msgpack.Decoder(tuple[dict[str, int], dict[str, int], dict[str, 
 
 
 @dataclass(frozen=True, slots=True)
-class GroupMinute:
+class LagMinute:
     """The lag of a group in one minute, as a row of the table `lag`.
 
     Attributes:
@@ -275,7 +275,7 @@ class HistoryWriter(ClosedOnExit):
         report: LagReport,
         cluster_id: str | None,
         changes: Iterable[TimedChange] = (),
-        values: ReadValues | None = None,
+        values: LagValues | None = None,
     ) -> None:
         """Queue the lag of a read, and the changes that it showed, to be written. Does not wait for the disk.
 
@@ -285,7 +285,7 @@ class HistoryWriter(ClosedOnExit):
             changes: The changes of groups since the read before.
             values: The report's values, if the caller has computed them already.
         """
-        known = values or ReadValues.of(report)
+        known = values or LagValues.of(report)
         rows = tuple(
             (
                 name,
@@ -304,7 +304,7 @@ class HistoryWriter(ClosedOnExit):
         self._news.set()
 
     def restore(
-        self, cluster_id: str | None, since_ms: int, add: Callable[[ReadValues], None], changes_max: int
+        self, cluster_id: str | None, since_ms: int, add: Callable[[LagValues], None], changes_max: int
     ) -> list[TimedChange]:
         """Read the last reads and changes from the file, written by an earlier process; return the changes.
 
@@ -644,7 +644,7 @@ class HistoryReader(ClosedOnExit):
         with self._reading():
             return self._connection.execute(sql, values).fetchall()
 
-    def reads(self, since_ms: int = 0) -> Iterator[ReadValues]:
+    def reads(self, since_ms: int = 0) -> Iterator[LagValues]:
         """Yield the last reads since a time, the oldest first.
 
         One of 25,000 partitions takes 5 MB, so they come one by one.
@@ -652,7 +652,7 @@ class HistoryReader(ClosedOnExit):
         sql = "SELECT number FROM last_reads WHERE at_ms >= ? ORDER BY number"
         for (number,) in self._rows(sql, since_ms):
             for at_ms, body in self._rows("SELECT at_ms, body FROM last_reads WHERE number = ?", number):
-                yield ReadValues.decode(at_ms, body)
+                yield LagValues.decode(at_ms, body)
 
     def changes(self, group: str | None = None, since_ms: int = 0, most: int = -1) -> list[TimedChange]:
         """Return the last changes of a group (None: of all groups) since a time, the oldest first.
@@ -668,7 +668,7 @@ class HistoryReader(ClosedOnExit):
         found = [TimedChange(at_ms, name, GroupChange(kind, text, at_ms)) for at_ms, name, kind, text in rows]
         return found[::-1]
 
-    def minutes(self, group: str, since_ms: int = 0) -> list[GroupMinute]:
+    def minutes(self, group: str, since_ms: int = 0) -> list[LagMinute]:
         """Return a group's minutes since a time, the oldest first. Minutes without a read are left out.
 
         Raises:
@@ -677,11 +677,11 @@ class HistoryReader(ClosedOnExit):
         sql = f"SELECT lag.at_ms, lag, time_lag_ms, status, members {_MINUTES}"
         rows = self._rows(sql, self._group_key(group), since_ms // STEP_MS * STEP_MS)
         return [
-            GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members)
+            LagMinute(at_ms, lag, time_lag_ms, LagStatus(status), members)
             for at_ms, lag, time_lag_ms, status, members in rows
         ]
 
-    def points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[GroupMinute | None]:
+    def points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[LagMinute | None]:
         """Return a group's history as about `most` points for a picture, each with the largest values of its time span.
 
         A week has more minutes than a picture has points, and the largest lag is the one to look at.
@@ -712,14 +712,14 @@ class HistoryReader(ClosedOnExit):
             f"FROM (SELECT lag.* {_MINUTES}) GROUP BY at_ms / ?) ORDER BY first_ms"
         )
         rows = self._rows(sql, key, key, first_ms, length_ms)
-        points: list[GroupMinute | None] = []
+        points: list[LagMinute | None] = []
         before = None
         for at_ms, lag, time_lag_ms, status, members in rows:
             place = at_ms // length_ms
             if before is not None and place - before > 1:
                 points.append(None)
             before = place
-            points.append(GroupMinute(at_ms, lag, time_lag_ms, LagStatus(status), members))
+            points.append(LagMinute(at_ms, lag, time_lag_ms, LagStatus(status), members))
         return points
 
     def _group_key(self, group: str) -> int:

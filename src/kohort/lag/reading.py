@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar, Unpack
 
-from kohort.client.admin.groups import SendRequest, describe_groups_at
+from kohort.client.admin.groups import SendRequest, describe_groups_of_coordinator
 from kohort.client.admin.values import GroupDescription, GroupListing
 from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
 from kohort.client.net.health import check_reachable
@@ -44,7 +44,7 @@ from kohort.lag.queue_groups import (
 )
 from kohort.lag.record_times import OFFSETS_MAX, RecordTimes
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds, ReadFailure
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 from kohort.settings.config import documents_settings
 from kohort.wire.data import ListOffsetsRequest
 from kohort.wire.groups import ListGroupsRequest
@@ -244,7 +244,7 @@ class LagReading:
     # Groups and members.
 
     async def _list_groups(self) -> None:
-        nodes = await self.cluster.group_nodes(self._left_ms())
+        nodes = await self.cluster.group_coordinator_nodes(self._left_ms())
         self._listed = frozenset(nodes)
         tasks = [self.cluster.runtime.spawn(self._listed_at(node)) for node in nodes]
         errors = {node: await task for node, task in zip(nodes, tasks, strict=True)}
@@ -282,7 +282,7 @@ class LagReading:
         classic = {name for name, kind in kinds.items() if kind == "classic"}
 
         async def send_described(node: int, chunk: list[str]) -> dict[str, GroupDescription | KafkaError]:
-            return await describe_groups_at(self._send_request, node, chunk, classic, self.rebalances)
+            return await describe_groups_of_coordinator(self._send_request, node, chunk, classic, self.rebalances)
 
         others = [name for name in names if kinds.get(name) not in (SHARE, STREAMS)]
         await self._find_coordinators([name for name in others if name not in self._listing])
@@ -610,7 +610,7 @@ class LagReader(ClosedOnExit):
         InvalidInputError: An unknown setting, or an invalid value.
     """
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         self.window_ms = WINDOW_MS
         self.offsets_max = OFFSETS_MAX
@@ -644,7 +644,7 @@ class LagReader(ClosedOnExit):
         limit = cluster.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         if time.monotonic() * 1000 - self._asked_again_ms > REFUSALS_KEPT_MS:
             self._asked_again_ms = time.monotonic() * 1000
-            self._times.forget_refusals()
+            self._times.retry_refused_topics()
         is_read = self.is_read if groups is None else None
         reading = LagReading(
             cluster, limit, self._times, self.offsets_max, self.rebalances, self.read_others(), is_read

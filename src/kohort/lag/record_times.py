@@ -107,7 +107,7 @@ class RecordTimes:
     Attributes:
         found: The timestamp in ms by partition and offset; `NO_RECORD` if there was no record up to the log's end.
         reached: The offset up to which batches were searched without a record, by partition and offset.
-        refused: Topics whose records the user may not read, with the error; fetched again after `forget_refusals`.
+        refused: Topics whose records the user may not read, with the error; fetched again after `retry_refused_topics`.
     """
 
     found: dict[Offset, int] = field(default_factory=dict)
@@ -148,7 +148,7 @@ class RecordTimes:
         times = {offset: self.found[offset] for offset in wanted if offset in self.found}
         return times, [*failures, *self.refused.values()]
 
-    def forget_refusals(self) -> None:
+    def retry_refused_topics(self) -> None:
         """Let the next call fetch again from topics whose records the user was not allowed to read."""
         self.refused.clear()
 

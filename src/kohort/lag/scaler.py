@@ -276,7 +276,7 @@ def _credentials(certificates: ServerCertificates) -> grpc.ServerCredentials:
         return None if found is None else grpc_configuration(found)
 
     return grpc.dynamic_ssl_server_credentials(
-        grpc_configuration(certificates.loaded), renewed_configuration, certificates.asks_clients
+        grpc_configuration(certificates.loaded), renewed_configuration, certificates.requires_client_certificates
     )
 
 
@@ -307,7 +307,7 @@ class ScalerServer(ClosedOnExit):
         *,
         is_insecure: bool = False,
     ) -> None:
-        if not (is_insecure or (tls is not None and tls.asks_clients)):
+        if not (is_insecure or (tls is not None and tls.requires_client_certificates)):
             refuse_beyond_loopback(host, port, "scaler", "ask about every group", is_encrypted=tls is not None)
         self._scaling = scaling
         self._credentials = None if tls is None else _credentials(tls)

@@ -225,7 +225,7 @@ class _Scaling:
         self.is_share = group.description.type.lower() == "share"
         self.most = _most(group, target)
         self.partitions = max(1, len(group.known_partitions))
-        self.downtime_ms = usual_downtime_ms(group)
+        self.downtime_ms = median_downtime_ms(group)
         self.span_ms = now_ms - before.since_ms
         self.loads = [self._partition_load(part) for part in group.known_partitions] if self.span_ms > 0 else []
         self.free = [load for load in self.loads if not load.is_blocked]
@@ -506,7 +506,7 @@ class _Scaling:
         )
 
 
-def usual_downtime_ms(group: GroupLag) -> int | None:
+def median_downtime_ms(group: GroupLag) -> int | None:
     """Return the median downtime of the last rebalances with one, as the coordinator recorded them; None: unknown."""
     recorded = [found.downtime_ms for found in group.description.rebalances or () if found.downtime_ms]
     return round(median(recorded[-REBALANCES_LOOKED_AT:])) if recorded else None

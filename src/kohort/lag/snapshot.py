@@ -37,10 +37,10 @@ class ReadFailure:
     @classmethod
     def of(cls, part: str, error: KafkaError) -> ReadFailure:
         """Return the failure of a part of a read for an error."""
-        return cls(part, reason_of(error), str(error))
+        return cls(part, failure_reason_of(error), str(error))
 
 
-def reason_of(error: KafkaError) -> str:
+def failure_reason_of(error: KafkaError) -> str:
     """Return the entry of `REASONS` for an error, the label of metrics on failures."""
     if isinstance(error, TimedOutError):
         return "timed_out"

@@ -13,14 +13,14 @@ from kohort.log.config import (
     RATIO_NAME,
     LogConfig,
     StoreLimits,
-    check_known,
-    check_together,
+    check_config_combination,
+    check_config_names,
 )
 from kohort.log.cooperative import LoopBudget, Search, Steps, TooMuchForLoopError, run_steps
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.markers import Marker
 from kohort.log.partition import EARLIEST, EARLIEST_LOCAL, LATEST, MAX_TIMESTAMP, PartitionLog
-from kohort.log.recompress import is_as_wanted, prepare_batches
+from kohort.log.recompress import has_topic_codec, validate_and_recompress
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
     AbortedTxn,
@@ -68,10 +68,10 @@ __all__ = [
     "TimestampOffset",
     "TooMuchForLoopError",
     "TopicPlan",
-    "check_known",
-    "check_together",
+    "check_config_combination",
+    "check_config_names",
     "compact_now",
-    "is_as_wanted",
-    "prepare_batches",
+    "has_topic_codec",
     "run_steps",
+    "validate_and_recompress",
 ]

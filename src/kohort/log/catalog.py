@@ -14,7 +14,7 @@ import msgspec
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.ids import QUORUM_TOPIC, TOPIC_NAME_RULE, topic_name_allowed
 from kohort.log.checkpoints import decode_id, encode_id, replace_file
-from kohort.log.config import LogConfig, StoreLimits, check_known, check_together
+from kohort.log.config import LogConfig, StoreLimits, check_config_combination, check_config_names
 from kohort.settings.config import from_properties, parse_value, settings
 from kohort.wire.checksum import crc32c
 
@@ -211,7 +211,7 @@ class Catalog:
         found = _read_catalog(folder)
         return None if found is None else cls(folder, *found)
 
-    def note_power_loss(self) -> None:
+    def record_power_loss(self) -> None:
         """Increase the stored count of power losses; durable when this returns."""
         self.power_losses += 1
         self._write_catalog(self.topics)
@@ -311,7 +311,7 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
     Raises:
         InvalidInputError: a config is invalid (INVALID_CONFIG).
     """
-    check_known(configs)
+    check_config_names(configs)
     try:
         explicit = from_properties(LogConfig, configs)
     except InvalidInputError as error:
@@ -319,11 +319,11 @@ def effective_config(defaults: LogConfig, configs: Mapping[str, str]) -> LogConf
     known = settings(LogConfig)
     fields = [known[key].field for key in configs]
     config = replace(defaults, **{field: getattr(explicit, field) for field in fields})
-    check_together(config)
+    check_config_combination(config)
     return config
 
 
-def usable_config(topic: str, defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
+def valid_stored_config(topic: str, defaults: LogConfig, configs: Mapping[str, str]) -> LogConfig:
     """Return the defaults with the valid configs of a stored topic. Invalid ones are logged and ignored."""
     usable = dict(configs)
     for key in configs:

@@ -13,12 +13,12 @@ from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
-from kohort.log.catalog import CatalogTopic, read_catalog, usable_config
+from kohort.log.catalog import CatalogTopic, read_catalog, valid_stored_config
 from kohort.log.config import LogConfig
-from kohort.log.continuity import Epochs, IndexPins, LocatedBatch, SegmentRules, survey, whole_end
+from kohort.log.continuity import Epochs, IndexedPositions, LocatedBatch, SegmentRules, survey, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
-from kohort.log.gaps import blamed_by_index, missing_end_damage, with_damage_at
+from kohort.log.gaps import damaged_by_index, missing_end_damage, replace_batch_by_damage
 from kohort.log.index import AbortedRange, OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.markers import parse_marker
 from kohort.log.recovery import OpenOptions
@@ -104,10 +104,10 @@ class FolderCheck:
         self.report = Report()
         self._progress = progress
         self.clean = (path / folder.CLEAN).exists()
-        self._kept_running = folder.has_run_since((path / folder.LOCK).read_text(errors="replace").split())
+        self._kept_running = folder.has_stayed_up_since((path / folder.LOCK).read_text(errors="replace").split())
         checksums = checkpoints.read_checksums(path)
         self._points, self._cleaned, self._starts = (
-            checkpoints.readable_offsets(path / name, checksums, self._checkpoint)
+            checkpoints.read_offsets_if_valid(path / name, checksums, self._checkpoint)
             for name in (checkpoints.RECOVERY_POINTS, checkpoints.CLEANED, checkpoints.LOG_STARTS)
         )
         self._topics = self._catalog()
@@ -159,7 +159,7 @@ class FolderCheck:
         self.report.partitions += 1
         topic, _, number = name.rpartition("-")
         known = (self._topics or {}).get(topic)
-        config = usable_config(known.name, LogConfig(), known.configs) if known is not None else LogConfig()
+        config = valid_stored_config(known.name, LogConfig(), known.configs) if known is not None else LogConfig()
         check = PartitionCheck(self.path / name, config, self.options(TopicPartition(topic, int(number))))
         try:
             check.run(self._progress)
@@ -195,7 +195,7 @@ class AbortedTransactions:
             self._open.clear()
         self._has_gaps, self.in_segment = has_gaps, {}
 
-    def note_batch(self, found: LocatedBatch, file: OpenFile) -> None:
+    def record_log_batch(self, found: LocatedBatch, file: OpenFile) -> None:
         """Record the next batch of the log, which may begin or end a transaction."""
         header = found.header
         if header.producer_id < 0 or not header.is_transactional:
@@ -214,7 +214,7 @@ class AbortedTransactions:
             stable = min(self._open.values(), default=end + 1)
             self.in_segment[end] = AbortedRange(header.producer_id, first, end, stable)
 
-    def contradict(self, entries: Sequence[AbortedRange], *, complete: bool) -> bool:
+    def contradicts_index(self, entries: Sequence[AbortedRange], *, complete: bool) -> bool:
         """Return whether a transaction index disagrees with the batches of the current segment.
 
         Args:
@@ -252,7 +252,7 @@ class PartitionCheck:
         self._epoch = 0
         self._options = options
         self._aborted = AbortedTransactions()
-        self._checksums = checkpoints.readable_index_checksums(path) if path.exists() else {}
+        self._checksums = checkpoints.read_index_checksums(path) if path.exists() else {}
 
     def run(self, progress: Progress) -> None:
         """Check every segment, index and checkpoint of the partition's folder.
@@ -262,8 +262,8 @@ class PartitionCheck:
         there = self.path.exists()
         names = sorted(os.listdir(self.path)) if there else []
         bases, missing = self._bases(names)
-        known_end = recovery.known_end_of(self.path, names, self._options)
-        epochs = self._epochs = recovery.known_epochs(self.path, names, bases, self._options)
+        known_end = recovery.known_end_offset(self.path, names, self._options)
+        epochs = self._epochs = recovery.checkpointed_epochs(self.path, names, bases, self._options)
         if epochs.known is None and checkpoints.LEADER_EPOCHS in names:
             self._index(self.path / checkpoints.LEADER_EPOCHS, "it can't be read")
         everything = sorted([*bases, *missing])
@@ -293,7 +293,7 @@ class PartitionCheck:
         options = self._options
         if options.clean or options.verified_offset is None or options.synced_unknown:
             return
-        sure, start = recovery.surely_on_disk(options), options.log_start_offset or 0
+        sure, start = recovery.durable_end_offset(options), options.log_start_offset or 0
         damages = [finding.damage for finding in self.found if finding.kind == "records"]
         holes = [d for d in damages if d.first_offset >= sure and (d.next_offset is None or d.next_offset > start)]
         if holes:
@@ -349,9 +349,9 @@ class PartitionCheck:
         findings = survey(file, size, rules, crc=True)
         index = OffsetIndex(str(rules.path.with_suffix(".index")))
         if rules.gaps and index.load(size) and index.positions:
-            pins = IndexPins(index.offsets, index.positions)
-            blamed = blamed_by_index(survey(file, size, rules), pins, rules)
-            findings = findings if blamed is None else with_damage_at(findings, blamed, rules)
+            pins = IndexedPositions(index.offsets, index.positions)
+            blamed = damaged_by_index(survey(file, size, rules), pins, rules)
+            findings = findings if blamed is None else replace_batch_by_damage(findings, blamed, rules)
         for found in findings:
             if isinstance(found, LogDamage):
                 self._aborted.is_known = False
@@ -365,7 +365,7 @@ class PartitionCheck:
                 last = None
             ends[found.position] = found.header.last_offset
             stamps[found.header.last_offset] = found.header.max_timestamp
-            self._aborted.note_batch(found, file)
+            self._aborted.record_log_batch(found, file)
             self._epoch = found.header.partition_leader_epoch
             end_offset = found.header.next_offset
             if found.end - reported >= 1 << 20:
@@ -373,7 +373,7 @@ class PartitionCheck:
                 reported = found.end
         progress(size - reported)
         if rules.gaps and last is None:
-            claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_in_file()
+            claim = TimeIndex(str(rules.path.with_suffix(".timeindex"))).last_entry_in_file()
             last = missing_end_damage(rules, size, end_offset, claim, set(stamps.values()))
         self._classify_end(file, size, rules, known_end, last, end_offset)
         self._indexes(rules, ends, stamps, size)
@@ -433,7 +433,7 @@ class PartitionCheck:
             self._index(path, "it can't be read")
         elif expected is not None and index.checksum(expected.entries) != expected.crc:
             self._index(path, f"its entries don't fit their checksum in {checkpoints.TRANSACTION_INDEXES}")
-        elif self._aborted.is_known and self._aborted.contradict(index.entries, complete=self._options.clean):
+        elif self._aborted.is_known and self._aborted.contradicts_index(index.entries, complete=self._options.clean):
             self._index(path, "its entries are not those of the aborted transactions")
 
 

@@ -15,7 +15,15 @@ from typing import NamedTuple
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
 from kohort.log.files import FILES_OWN
-from kohort.log.filesystem import PRIVATE_MODE, SYSTEM, FileSystem, read_file, read_open, remove_if_exists, write_file
+from kohort.log.filesystem import (
+    PRIVATE_MODE,
+    SYSTEM,
+    FileSystem,
+    read_file,
+    read_open_file,
+    remove_if_exists,
+    write_file,
+)
 from kohort.wire.checksum import crc32c
 
 log = logging.getLogger("kohort.log")
@@ -86,7 +94,7 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
         if before < 0:
             fs.unlink(path)
         else:
-            _put(path, read_open(before, fs), fs, sync=True, mode=mode)
+            _put(path, read_open_file(before, fs), fs, sync=True, mode=mode)
     except OSError as failure:
         return OSError(
             error.errno, f"{why}; it has its new content all the same, which could not be put back ({failure})"
@@ -94,7 +102,9 @@ def _put_back(path: Path, before: int, error: OSError, fs: FileSystem, mode: int
     return OSError(error.errno, f"{why}; {'it has its old content' if before >= 0 else 'it is removed'} again")
 
 
-def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM) -> None:
+def write_offset_checkpoints(
+    folder: Path, offsets: Mapping[str, Mapping[TopicPartition, int]], fs: FileSystem = SYSTEM
+) -> None:
     """Replace the given offset checkpoints of a data folder, by file name, if they change; durable when this returns.
 
     The file of their checksums is replaced first, with the checksums of both old and new content. So either is valid
@@ -103,7 +113,7 @@ def write_offsets(folder: Path, offsets: Mapping[str, Mapping[TopicPartition, in
     Raises:
         OSError: a file could not be written.
     """
-    files = {name: offsets_file(found) for name, found in offsets.items()}
+    files = {name: encode_offset_checkpoint(found) for name, found in offsets.items()}
     present = {name: _content(folder / name, fs) for name in files}
     checksums = read_checksums(folder, fs)
     sums = {name: crc32c(data or b"") for name, data in present.items()}
@@ -151,14 +161,14 @@ def read_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[str, set[int]]
     return found
 
 
-def offsets_file(offsets: Mapping[TopicPartition, int]) -> bytes:
+def encode_offset_checkpoint(offsets: Mapping[TopicPartition, int]) -> bytes:
     """Encode Kafka's offset checkpoint: version 0, the count, then `topic partition offset` lines."""
     lines = ["0", str(len(offsets))]
     lines += [f"{tp.topic} {tp.partition} {offset}" for tp, offset in offsets.items()]
     return ("\n".join(lines) + "\n").encode()
 
 
-def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
+def read_offset_checkpoint(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) -> dict[TopicPartition, int]:
     """Read an offset checkpoint; empty if there is no file. `known`: the checksums that it may have; None: any.
 
     Raises:
@@ -181,7 +191,7 @@ def read_offsets(path: Path, known: set[int] | None, fs: FileSystem = SYSTEM) ->
     return found
 
 
-def readable_offsets(
+def read_offsets_if_valid(
     path: Path,
     checksums: Mapping[str, set[int]],
     damaged: Callable[[Path, Exception], None] | None = None,
@@ -197,7 +207,7 @@ def readable_offsets(
         OSError: a resource is missing that another attempt may have.
     """
     try:
-        return read_offsets(path, checksums.get(path.name), fs)
+        return read_offset_checkpoint(path, checksums.get(path.name), fs)
     except (CorruptDataError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in FILES_OWN:
             raise
@@ -208,7 +218,7 @@ def readable_offsets(
         return None
 
 
-def write_epochs(
+def write_leader_epochs(
     folder: Path, epochs: Iterable[tuple[int, int]], fs: FileSystem = SYSTEM, *, sync: bool = False
 ) -> None:
     """Write `leader-epoch-checkpoint`: version 0, the count, then `epoch start_offset` lines."""
@@ -216,7 +226,7 @@ def write_epochs(
     replace_file(folder / LEADER_EPOCHS, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=sync, fs=fs)
 
 
-def read_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
+def read_leader_epochs(folder: Path, fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
     """Read a partition's `leader-epoch-checkpoint` as (epoch, start offset) pairs.
 
     Raises:
@@ -238,7 +248,7 @@ def write_index_checksums(folder: Path, checksums: Mapping[int, IndexChecksum], 
     replace_file(folder / TRANSACTION_INDEXES, "\n".join(["0", str(len(lines)), *lines]) + "\n", sync=False, fs=fs)
 
 
-def readable_index_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[int, IndexChecksum]:
+def read_index_checksums(folder: Path, fs: FileSystem = SYSTEM) -> dict[int, IndexChecksum]:
     """Read `transaction-index-checkpoint` by the segments' base offsets; empty if it is missing or damaged."""
     try:
         rows = _read_lines(folder / TRANSACTION_INDEXES, 3, fs)

@@ -25,10 +25,10 @@ from typing import Self, TypeAlias
 from kohort.log.damage import DamagedError, LogDamage
 from kohort.log.filesystem import write_all
 from kohort.log.partition import PartitionLog
-from kohort.log.recovery import finish_swap
+from kohort.log.recovery import finish_compaction_swap
 from kohort.log.results import OpenFile
 from kohort.log.segment import LocatedBatch, Segment
-from kohort.wire.batch import RECORDS_BYTES_MAX, BatchHeader, crc_ok, parse_header
+from kohort.wire.batch import RECORDS_BYTES_MAX, BatchHeader, has_valid_crc, parse_header
 from kohort.wire.compression import TooLargeError
 from kohort.wire.records import collect_keys, keep_latest
 
@@ -57,7 +57,7 @@ class Compaction:
         self._now_ms = now_ms
         self._tombstones_before_ms = now_ms - log.config.delete_retention_ms
         self._cleaned, self._cuts = log.cleaned_offset, log.cuts
-        self._settled = log.cleaned_offset_at(self._tombstones_before_ms)
+        self._settled = log.compacted_offset_at(self._tombstones_before_ms)
         self._segments = _cleanable(log, now_ms)
         self._upto = self._segments[-1].end_offset if self._segments else 0
         self._end = log.end_offset if not log.active.size else -1  # of the log's last batch, if the run may reach it
@@ -68,7 +68,7 @@ class Compaction:
         self._aborted = _by_producer(log.segments)  # of all segments: a marker may be in a later one
 
     @classmethod
-    def if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
+    def compaction_if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
         """Return a compaction of the partition if it needs one by its settings, else None."""
         if not log.config.compacts:
             return None
@@ -77,7 +77,7 @@ class Compaction:
         if not dirty:
             return None
         share = sum(s.size for s in dirty) / sum(s.size for s in run._segments)
-        overdue = dirty[0].begins_ms() < now_ms - log.config.max_compaction_lag_ms
+        overdue = dirty[0].first_batch_timestamp_ms() < now_ms - log.config.max_compaction_lag_ms
         return run if overdue or share >= log.config.min_cleanable_dirty_ratio else None
 
     def steps(self) -> Iterator[bool]:
@@ -223,7 +223,7 @@ class Compaction:
         """
         log = self._log
         log.settle()
-        log.sync_names()  # without the next segment, the gaps of a compacted one would count as damage
+        log.sync_folder_names()  # without the next segment, the gaps of a compacted one would count as damage
         before = log.size_bytes()
         if log.cuts != self._cuts:  # truncation may have removed newer values
             self.discard()
@@ -234,7 +234,7 @@ class Compaction:
             self._fs.replace(cleaned, swap)
             log.unfinished = partial(_put_in_place, log, swap, group)
             log.settle()
-        log.note_cleaned(self._upto, self._now_ms)
+        log.record_compacted_offset(self._upto, self._now_ms)
         return before - log.size_bytes()
 
     def discard(self) -> None:
@@ -253,12 +253,12 @@ def _put_in_place(log: PartitionLog, swap: Path, group: list[Segment]) -> None:
     """
     for segment in group:
         segment.release_file(OSError(errno.EIO, "a compacted file could not take its place yet", str(segment.path)))
-    merged = finish_swap(log.path, swap, log.files, log.config)
+    merged = finish_compaction_swap(log.path, swap, log.files, log.config)
     for segment in group:
         if segment.base_offset != merged.base_offset:
             segment.transactions.reset()
     first = log.segments.index(group[0])
-    log.set_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
+    log.replace_segments([*log.segments[:first], merged, *log.segments[first + len(group) :]])
     log.unfinished = None
     for segment in group:
         segment.release_file()
@@ -271,7 +271,7 @@ def _sound(segment: Segment, batch: LocatedBatch) -> bytes:
         DamagedError: the checksum does not match. A new checksum would hide that.
     """
     data, header = segment.read_batch(batch), batch.header
-    if crc_ok(data, header):
+    if has_valid_crc(data, header):
         return data
     raise DamagedError(
         LogDamage(

@@ -208,7 +208,7 @@ class LogConfig:
     )
 
     @property
-    def log_append_time(self) -> bool:
+    def uses_log_append_time(self) -> bool:
         """Whether the broker's clock stamps the batches (`message.timestamp.type`)."""
         return self.message_timestamp_type == "LogAppendTime"
 
@@ -221,7 +221,7 @@ class LogConfig:
         return "delete" in self.cleanup_policy
 
 
-def check_known(keys: Iterable[str]) -> None:
+def check_config_names(keys: Iterable[str]) -> None:
     """Check the names of a topic's configs. The error's text is Kafka's, with the name that is probably meant.
 
     Raises:
@@ -233,7 +233,7 @@ def check_known(keys: Iterable[str]) -> None:
             raise InvalidInputError(unknown_key(key, known, _UNKNOWN_CONFIG).message, ErrorCode.INVALID_CONFIG)
 
 
-def check_together(config: LogConfig) -> None:
+def check_config_combination(config: LogConfig) -> None:
     """Check settings that depend on each other.
 
     Raises:

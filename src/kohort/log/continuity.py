@@ -21,7 +21,7 @@ from kohort.errors import CorruptDataError
 from kohort.log.damage import LogDamage
 from kohort.log.filesystem import write_all
 from kohort.log.results import OpenFile
-from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, crc_ok, parse_header
+from kohort.wire.batch import HEADER_SIZE, MAGIC, BatchHeader, has_valid_crc, parse_header
 from kohort.wire.checksum import crc32c
 
 CHUNK: Final = 16 << 10
@@ -100,14 +100,16 @@ class SegmentRules:
     least: int = 0
 
 
-class IndexPins(NamedTuple):
+class IndexedPositions(NamedTuple):
     """Entries of the offset index: positions of batches, and their last offsets relative to the segment's base."""
 
     offsets: array[int]
     positions: array[int]
 
 
-def is_continuous(file: OpenFile, begin: int, stop: int, rules: SegmentRules, pins: IndexPins, whole_end: bool) -> bool:
+def batches_are_continuous(
+    file: OpenFile, begin: int, stop: int, rules: SegmentRules, pins: IndexedPositions, whole_end: bool
+) -> bool:
     """Check the batches from `begin` (0, or an entry of `pins`) to `stop` for continuity. Only headers are read.
 
     Args:
@@ -241,7 +243,7 @@ class _Survey:
         if batch is None:
             return False
         data = self._pread(batch.header.size, batch.position)
-        return crc_ok(data, batch.header)
+        return has_valid_crc(data, batch.header)
 
     def _judge(self) -> tuple[LocatedBatch | None, str | None]:
         """Parse the batch at the current position; return it, and what is wrong with it or None."""
@@ -352,7 +354,7 @@ class _Survey:
             return None
         data = self._pread(end - position, position)
         header = parse_header(data)
-        return LocatedBatch(position, header) if crc_ok(data, header) else None
+        return LocatedBatch(position, header) if has_valid_crc(data, header) else None
 
 
 def _torn_end_text(size: int, limit: int) -> str:
@@ -419,7 +421,7 @@ def _write_again(file: OpenFile, start: int, end: int) -> None:
         try:
             header = parse_header(fs.pread(fd, HEADER_SIZE, start))
             batch = fs.pread(fd, header.size, start)
-            if len(batch) < header.size or not crc_ok(batch, header):
+            if len(batch) < header.size or not has_valid_crc(batch, header):
                 raise CorruptDataError("the checksum does not fit")
         except CorruptDataError as error:
             why = f"a flush failed, and the bytes from position {start} on are lost ({error}); restart the broker"

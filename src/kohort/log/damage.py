@@ -100,7 +100,7 @@ class UnverifiedBytes:
         """Whether everything is verified and valid, so that this object is no longer needed."""
         return not self.damages and self.covers(0, self.end)
 
-    def damage_from(self, position: int) -> LogDamage | None:
+    def first_damage_from(self, position: int) -> LogDamage | None:
         """Return the first damage at or after a position, or that contains it; None if there is none."""
         for damage in self.damages:
             if damage.position >= position or damage.position + (damage.length or 0) > position:

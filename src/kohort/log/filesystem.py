@@ -103,12 +103,12 @@ def read_file(path: StrPath, fs: FileSystem = SYSTEM) -> bytes:
     """Read a file."""
     fd = fs.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return read_open(fd, fs)
+        return read_open_file(fd, fs)
     finally:
         fs.close(fd)
 
 
-def read_open(fd: int, fs: FileSystem = SYSTEM) -> bytes:
+def read_open_file(fd: int, fs: FileSystem = SYSTEM) -> bytes:
     """Read all of an open file."""
     parts: list[bytes] = []
     at = 0
@@ -171,12 +171,12 @@ def sync_file(path: StrPath, fs: FileSystem = SYSTEM, *, again: bool = False) ->
         fd = fs.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if again:
-                write_all(fd, read_open(fd, fs), 0, fs)
+                write_all(fd, read_open_file(fd, fs), 0, fs)
             try:
                 fs.fsync(fd)
             except OSError:
                 with contextlib.suppress(OSError):  # now, because this process may die before the next attempt
-                    write_all(fd, read_open(fd, fs), 0, fs)
+                    write_all(fd, read_open_file(fd, fs), 0, fs)
                 raise
         finally:
             fs.close(fd)

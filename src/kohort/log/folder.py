@@ -87,7 +87,7 @@ def _take_locked(path: Path, lock_fd: int, node_id: int, cluster_id: str | None)
         raise InvalidInputError(
             f"the data folder {path} is in use by another broker{owner}; stop that one, or choose another folder"
         ) from None
-    same_boot = has_run_since(words)
+    same_boot = has_stayed_up_since(words)
     fresh = not (path / META).exists()
     meta = _meta(path, node_id, cluster_id)
     clean = (path / CLEAN).exists()
@@ -105,7 +105,7 @@ def _write_note(lock_fd: int, boot_id: str) -> None:
     os.fsync(lock_fd)
 
 
-def has_run_since(words: Sequence[str]) -> bool:
+def has_stayed_up_since(words: Sequence[str]) -> bool:
     """Return whether the machine has been running since the owner with this lock file content had all logs open."""
     return len(words) > 1 and words[1] == _boot_id()
 

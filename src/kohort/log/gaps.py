@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator
 
-from kohort.log.continuity import IndexPins, LocatedBatch, SegmentRules
+from kohort.log.continuity import IndexedPositions, LocatedBatch, SegmentRules
 from kohort.log.damage import LogDamage
 
 
-def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: IndexPins, rules: SegmentRules) -> int | None:
+def damaged_by_index(
+    findings: Iterable[LocatedBatch | LogDamage], pins: IndexedPositions, rules: SegmentRules
+) -> int | None:
     """Return the position of the batch that is damaged according to the offset index, if it is exactly one.
 
     None if there is no such batch, or the index is wrong.
@@ -41,7 +43,7 @@ def blamed_by_index(findings: Iterable[LocatedBatch | LogDamage], pins: IndexPin
     return blamed[0] if len(blamed) == 1 and gap and not said else None
 
 
-def with_damage_at(
+def replace_batch_by_damage(
     findings: Iterable[LocatedBatch | LogDamage], position: int, rules: SegmentRules
 ) -> Iterator[LocatedBatch | LogDamage]:
     """Yield the scan results, with the batch at a position replaced by damage."""

@@ -179,7 +179,7 @@ class OffsetIndex(_IndexFile):
             self._fs.truncate(self._path, entries * _OFFSET_ENTRY.size)
             self._flushed = entries
 
-    def make_anew(self, entries: int) -> None:
+    def truncate_for_rewrite(self, entries: int) -> None:
         """Remove all but the first `entries`; the next `flush` writes a new, fsynced file in place of the old one.
 
         The index is the only proof of gaps in a compacted segment. A file that is truncated in place may contain zeros
@@ -249,7 +249,7 @@ class TimeIndex(_IndexFile):
         self._flushed = len(offsets)
         return True
 
-    def last_in_file(self) -> tuple[int, int] | None:
+    def last_entry_in_file(self) -> tuple[int, int] | None:
         """Return the file's last entry (timestamp, relative offset), without loading the file."""
         fs = self._fs
         try:
@@ -273,7 +273,7 @@ class TimeIndex(_IndexFile):
             self.timestamps.append(timestamp)
             self.offsets.append(offset)
 
-    def entry_before(self, timestamp: int) -> tuple[int, int] | None:
+    def entry_before_timestamp(self, timestamp: int) -> tuple[int, int] | None:
         """Return the last entry (timestamp, relative offset) before `timestamp`, or None.
 
         Records at or after `timestamp` are in the entry's batch or later.

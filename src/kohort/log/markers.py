@@ -56,9 +56,9 @@ def parse_marker(header: BatchHeader, batch: ReadBuffer) -> Marker | None:
     return Marker(header.producer_id, header.producer_epoch, kind == 1, _VALUE.unpack_from(value)[1])
 
 
-def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset: int, now_ms: int) -> None:
+def end_transaction_by_marker(producers: Producers, segment: Segment, marker: Marker, offset: int, now_ms: int) -> None:
     """Apply a marker at `offset` of `segment`: end the transaction, and index it if it was aborted."""
-    first = producers.note_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, now_ms)
+    first = producers.record_marker(marker.producer_id, marker.producer_epoch, marker.coordinator_epoch, now_ms)
     if first < 0 or marker.commit:
         return
     known = segment.transactions.entries
@@ -68,7 +68,7 @@ def apply_marker(producers: Producers, segment: Segment, marker: Marker, offset:
         segment.transactions.append(AbortedRange(marker.producer_id, first, offset, stable))
 
 
-def note_batches(
+def record_appended_batches(
     producers: Producers, segment: Segment, appended: tuple[ReadBuffer, Sequence[BatchHeader]], offset: int, now_ms: int
 ) -> None:
     """Update the state of producers and transactions for batches that were appended to `segment` at `offset`."""
@@ -78,7 +78,7 @@ def note_batches(
         if header.is_control:
             marker = parse_marker(header, memoryview(batches)[at : at + header.size])
             if marker is not None:
-                apply_marker(producers, segment, marker, offset, now_ms)
+                end_transaction_by_marker(producers, segment, marker, offset, now_ms)
         elif header.producer_id >= 0:
             producers.record_batch(header, offset, now_ms)
         offset += header.last_offset_delta + 1

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
-from kohort.log.continuity import IndexPins, survey
+from kohort.log.continuity import IndexedPositions, survey
 from kohort.log.damage import LogDamage, UnverifiedBytes
-from kohort.log.gaps import blamed_by_index, with_damage_at
+from kohort.log.gaps import damaged_by_index, replace_batch_by_damage
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
 from kohort.wire.batch import HEADER_SIZE, parse_header
@@ -20,7 +20,7 @@ from kohort.wire.batch import HEADER_SIZE, parse_header
 UNUSABLE = (PermissionError, FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
-def use_segment(segment: Segment, end_offset: int) -> RecoveryReport:
+def open_sealed_segment(segment: Segment, end_offset: int) -> RecoveryReport:
     """Open a closed segment quickly: its offset index is loaded, and its batches are verified, only when needed.
 
     Args:
@@ -36,12 +36,12 @@ def use_segment(segment: Segment, end_offset: int) -> RecoveryReport:
         return report
     segment.unverified = UnverifiedBytes(segment.size, closed=True)
     segment.sealed = True
-    last = segment.time_index.last_in_file()
+    last = segment.time_index.last_entry_in_file()
     if last is not None and _has_batch(segment, *last):
         segment.max_timestamp, segment.max_timestamp_offset = last[0], segment.base_offset + last[1]
     elif segment.size:
         report.rebuilt_indexes.append(segment.path.with_suffix(".timeindex").name)
-        segment.verify_headers()
+        segment.rebuild_from_headers()
     _load_transactions(segment, report)
     return report
 
@@ -110,8 +110,8 @@ def load_segment(
     rules, blamed = segment.rules(next_base_offset), None
     loaded = index.load(file_size) and times.load()
     if loaded and segment.gaps and next_base_offset is not None and index.positions:
-        pins = IndexPins(index.offsets[:], index.positions[:])
-        blamed = blamed_by_index(survey(file, file_size, rules), pins, rules)
+        pins = IndexedPositions(index.offsets[:], index.positions[:])
+        blamed = damaged_by_index(survey(file, file_size, rules), pins, rules)
     timed = bool(times.timestamps) or not index.positions  # without it, a search by time would pass over batches
     if not loaded or not timed or not _last_entry_fits(segment, file):
         report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
@@ -119,14 +119,14 @@ def load_segment(
         times.reset()
     _load_transactions(segment, report)
     if verify_from_offset is not None:
-        drop = index.make_anew if segment.gaps and next_base_offset is not None else index.truncate
+        drop = index.truncate_for_rewrite if segment.gaps and next_base_offset is not None else index.truncate
         drop(index.before_offset(verify_from_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.rewind_to(start)
     unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
     findings = survey(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
-        findings = with_damage_at(findings, blamed, rules)
+        findings = replace_batch_by_damage(findings, blamed, rules)
     last = segment.take_over(findings, start if index.positions else -1, unverified)
     if start and unverified.damages and unverified.damages[0].position == start:
         index.reset()  # the expected offset there follows from the earlier batches
@@ -135,7 +135,7 @@ def load_segment(
         unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
         findings = survey(file, file_size, rules, crc=crc)
         last = segment.take_over(
-            findings if blamed is None else with_damage_at(findings, blamed, rules), -1, unverified
+            findings if blamed is None else replace_batch_by_damage(findings, blamed, rules), -1, unverified
         )
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
@@ -174,7 +174,7 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
             segment.unverified = None
 
 
-def keep_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
+def record_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport) -> None:
     """Record the end of a segment's file as damage.
 
     It is not truncated, because records up to `end_offset` are known to have existed.

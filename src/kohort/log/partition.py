@@ -16,7 +16,7 @@ from kohort.log.cooperative import LoopBudget, Search, run_search
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, file_exists, folder_mode, remove_if_exists, sync_folder
 from kohort.log.index import AbortedRange
-from kohort.log.markers import Marker, build_marker, note_batches
+from kohort.log.markers import Marker, build_marker, record_appended_batches
 from kohort.log.producers import Producers
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import (
@@ -35,7 +35,7 @@ from kohort.wire.batch import BatchHeader, parse_header
 # -- Leader epochs of a partition with their first offsets, ascending
 
 
-def epoch_end(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
+def end_of_epoch(epochs: Sequence[tuple[int, int]], epoch: int, end_offset: int) -> tuple[int, int]:
     """Return `(epoch, end offset)` of the largest leader epoch up to the requested one.
 
     `end_offset` is the log's end. An epoch before the first known one ended where that began.
@@ -52,7 +52,7 @@ def epoch_at(epochs: Sequence[tuple[int, int]], offset: int) -> int:
     return epochs[number][0] if number >= 0 else -1
 
 
-def with_begun_epoch(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
+def with_new_epoch(epochs: Sequence[tuple[int, int]], epoch: int, start: int, end: int) -> list[tuple[int, int]]:
     """Return the (epoch, first offset) pairs of a log with records from `start` to `end`, plus a new epoch at `end`.
 
     Epochs without remaining records are left out.
@@ -147,23 +147,23 @@ class PartitionLog:
             fs.mkdir(path, folder_mode(path))  # it was there: what is lost with it is refused where it is read
             log.missing = False
         if log.missing:
-            log.set_segments([Segment(path, options.log_start_offset or 0, log.files, config.index_interval_bytes)])
+            log.replace_segments([Segment(path, options.log_start_offset or 0, log.files, config.index_interval_bytes)])
         else:
             if options.topic_id is not None and options.topic_id != checkpoints.read_partition_metadata(path, fs):
                 checkpoints.write_partition_metadata(path, options.topic_id, fs)
-            log.set_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
+            log.replace_segments(recovery.open_segments(path, names, log.files, config, options, log.recovery))
             log._forget_ended_aborts(options.cleaned_offset)
         log.log_start_offset = max(log.segments[0].base_offset, options.log_start_offset or 0)
         if log.log_start_offset > log.end_offset:
             log._restart_at(log.log_start_offset)
-        if not log.missing and (log.end_offset or recovery.snapshot_offsets(names)):
+        if not log.missing and (log.end_offset or recovery.producer_snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
             _log.error("damaged records, reads of them fail: %s", damage.sentence())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
-            log._epochs = recovery.load_epochs(path, log.segments, fs)
+            log._epochs = recovery.load_or_rebuild_epochs(path, log.segments, fs)
         log.leader_epoch = log._epochs[-1][0] if log._epochs else 0
         log._begin_epoch(options)
         log.cleaned_offset = options.cleaned_offset
@@ -179,7 +179,7 @@ class PartitionLog:
         An earlier version of kohort kept such indexes.
         """
         cleaned = [s for s in self.segments[:-1] if s.end_offset <= cleaned_offset and s.transactions.entries]
-        outlived = [segment for segment in cleaned if segment.readable and segment.lacks_marker()]
+        outlived = [segment for segment in cleaned if segment.readable and segment.has_lost_marker()]
         if outlived:
             self.forget_index_checksums(outlived)
             for segment in outlived:
@@ -210,7 +210,7 @@ class PartitionLog:
         if self._topic_id is not None:
             checkpoints.write_partition_metadata(self.path, self._topic_id, fs)
         if self._epochs:
-            checkpoints.write_epochs(self.path, self._epochs, fs)
+            checkpoints.write_leader_epochs(self.path, self._epochs, fs)
         self.active.create_file()
         self.missing = False
 
@@ -232,7 +232,7 @@ class PartitionLog:
         if self.unfinished is not None:
             self.unfinished()
 
-    def set_segments(self, segments: list[Segment]) -> None:
+    def replace_segments(self, segments: list[Segment]) -> None:
         """Replace the list of segments; the last one is appended to."""
         self.segments = segments
         self._bases = [segment.base_offset for segment in segments]
@@ -294,10 +294,10 @@ class PartitionLog:
                 acknowledged.
         """
         if from_client:
-            return self.append_checked(self._validator.validate(batches, now_ms, budget), now_ms, from_zero=from_zero)
-        return self.append_checked((batches, self._validator.split(batches)), now_ms, sequences=False)
+            return self.append_validated(self._validator.validate(batches, now_ms, budget), now_ms, from_zero=from_zero)
+        return self.append_validated((batches, self._validator.split(batches)), now_ms, sequences=False)
 
-    def append_checked(
+    def append_validated(
         self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
     ) -> AppendResult:
         """Append batches that the partition's `validator` accepted.
@@ -316,9 +316,9 @@ class PartitionLog:
         if produced:
             repeated = self.producers.check(headers, sequences=sequences, from_zero=from_zero)
             if repeated is not None:
-                self.flush_due()  # the first append may have failed to flush, or its process died before
+                self.flush_if_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
-                stamped_ms = repeated.timestamp if self._config.log_append_time else -1
+                stamped_ms = repeated.timestamp if self._config.uses_log_append_time else -1
                 return AppendResult(first, last, stamped_ms, self.log_start_offset, duplicate=True)
         config, stamped_ms = self._config, -1
         if config.message_timestamp_type == "LogAppendTime":
@@ -341,11 +341,11 @@ class PartitionLog:
         active.append(parts, size, headers, end)
         self.end_offset = end
         if produced:
-            note_batches(self.producers, self.active, (batches, headers), base, now_ms)
+            record_appended_batches(self.producers, self.active, (batches, headers), base, now_ms)
         self._since_snapshot += size
         if self._since_snapshot >= _SNAPSHOT_EVERY_BYTES:
             with contextlib.suppress(OSError):  # the records are in the log already: recovery only reads more
-                self.write_snapshot()
+                self.write_producer_snapshot()
         if end - self.flushed_offset >= config.flush_messages:
             self.flush()
         return AppendResult(base, end - 1, stamped_ms, self.log_start_offset)
@@ -384,7 +384,7 @@ class PartitionLog:
         self.segments.append(fresh)
         self._bases.append(fresh.base_offset)
         self.active = fresh
-        self.write_snapshot()
+        self.write_producer_snapshot()
         self._write_index_checksums()
         return fresh
 
@@ -412,16 +412,16 @@ class PartitionLog:
             checkpoints.write_index_checksums(self.path, found, self.files.fs)
             self._index_checksums = found
 
-    def write_snapshot(self) -> None:
+    def write_producer_snapshot(self) -> None:
         """Write a snapshot of the producers at the end, and delete snapshots older than the last two."""
         self._since_snapshot = 0
         if self._snapshot_offset == self.end_offset:
             return
         fs = self.files.fs
-        self.producers.write_snapshot(recovery.snapshot_path(self.path, self.end_offset), fs)
+        self.producers.write_producer_snapshot(recovery.producer_snapshot_path(self.path, self.end_offset), fs)
         self._snapshot_offset = self.end_offset
-        for offset in recovery.snapshot_offsets(fs.listdir(self.path))[:-2]:
-            remove_if_exists(recovery.snapshot_path(self.path, offset), fs)
+        for offset in recovery.producer_snapshot_offsets(fs.listdir(self.path))[:-2]:
+            remove_if_exists(recovery.producer_snapshot_path(self.path, offset), fs)
 
     # -- reading
 
@@ -529,7 +529,7 @@ class PartitionLog:
             is_later = segment.max_timestamp == latest.timestamp and segment.base_offset > latest.offset
             if is_later or segment.base_offset >= end:
                 continue
-            found = yield from segment.search_latest(start, end, budget)
+            found = yield from segment.search_largest_timestamp(start, end, budget)
             if found is not None and (-found.timestamp, found.offset) < (-latest.timestamp, latest.offset):
                 latest = found
         return latest
@@ -542,7 +542,7 @@ class PartitionLog:
             return leader_epoch, self.end_offset
         if leader_epoch > self.leader_epoch or not self._epochs:
             return -1, -1
-        return epoch_end(self._epochs, leader_epoch, self.end_offset)
+        return end_of_epoch(self._epochs, leader_epoch, self.end_offset)
 
     def advance_leader_epoch(self, epoch: int) -> None:
         """Begin a leader epoch, which later batches get.
@@ -554,10 +554,10 @@ class PartitionLog:
             text = f"{self.path.name}: leader epoch {epoch} is over, {self.leader_epoch} has begun"
             raise FencedError(text, ErrorCode.FENCED_LEADER_EPOCH)
         if epoch > self.leader_epoch or not self._epochs:
-            known = with_begun_epoch(self._epochs, epoch, self.log_start_offset, self.end_offset)
+            known = with_new_epoch(self._epochs, epoch, self.log_start_offset, self.end_offset)
             if self.missing:
                 self._make_folder()
-            checkpoints.write_epochs(self.path, known, self.files.fs)
+            checkpoints.write_leader_epochs(self.path, known, self.files.fs)
             self._epochs = known
             self.leader_epoch = epoch
 
@@ -582,10 +582,10 @@ class PartitionLog:
             except OSError:
                 self.log_start_offset = known
                 raise
-            self.drop_segments(bisect_right(self._bases, before_offset) - 1)
+            self.delete_first_segments(bisect_right(self._bases, before_offset) - 1)
         return self.log_start_offset
 
-    def note_cleaned(self, offset: int, now_ms: int) -> None:
+    def record_compacted_offset(self, offset: int, now_ms: int) -> None:
         """Record that compaction has processed all records before this offset, and when."""
         self.cleaned_offset = max(self.cleaned_offset, offset)
         step = max(1, self._config.delete_retention_ms // _CLEANINGS_KEPT)
@@ -593,7 +593,7 @@ class PartitionLog:
             self._cleanings.pop()
         self._cleanings.append((now_ms, self.cleaned_offset))
 
-    def cleaned_offset_at(self, ms: int) -> int:
+    def compacted_offset_at(self, ms: int) -> int:
         """Return up to which offset compaction had processed the log at this time; 0 if that is not known.
 
         A tombstone stays for `delete.retention.ms` after compaction removed the values before it, however old it is.
@@ -623,16 +623,16 @@ class PartitionLog:
         for segment in reversed(self.segments[kept:]):
             segment.delete()
         self.segments[kept - 1].truncate_to(offset)
-        self.set_segments(self.segments[:kept])
+        self.replace_segments(self.segments[:kept])
         if self._epochs and self._epochs[-1][1] > self.end_offset:
-            self._epochs = with_begun_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
+            self._epochs = with_new_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
         self.settle()
 
     def _write_epochs(self) -> None:
         """Write the leader epochs before the log changes: after a power loss, earlier ones would contradict the log."""
-        checkpoints.write_epochs(self.path, self._epochs, self.files.fs, sync=True)
+        checkpoints.write_leader_epochs(self.path, self._epochs, self.files.fs, sync=True)
         self.unfinished = None
 
     def _restart_at(self, offset: int) -> None:
@@ -651,7 +651,7 @@ class PartitionLog:
                     checkpoints.LOG_STARTS,
                     aside.name,
                 )
-        self.set_segments([self._made(offset)])
+        self.replace_segments([self._made(offset)])
 
     def _made(self, offset: int) -> Segment:
         """Create the file of a new, empty segment at this base offset, and return the segment."""
@@ -660,11 +660,11 @@ class PartitionLog:
         self._names_new = True
         return fresh
 
-    def drop_segments(self, count: int) -> None:
+    def delete_first_segments(self, count: int) -> None:
         """Delete the first `count` segments."""
         for segment in self.segments[:count]:
             segment.delete()
-        self.set_segments(self.segments[count:])
+        self.replace_segments(self.segments[count:])
         self.cuts += count
         self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
@@ -674,7 +674,7 @@ class PartitionLog:
 
     # -- ending
 
-    def flush_due(self) -> None:
+    def flush_if_due(self) -> None:
         """Flush now if `flush.messages` records are unflushed, because an earlier flush failed."""
         if self.end_offset - self.flushed_offset >= self._config.flush_messages:
             self.flush()
@@ -689,10 +689,10 @@ class PartitionLog:
                 if segment is not self.active:
                     segment.sync_indexes()
                     self._names_new = True
-        self.sync_names()
+        self.sync_folder_names()
         self.flushed_offset = max(self.flushed_offset, upto)
 
-    def sync_names(self) -> None:
+    def sync_folder_names(self) -> None:
         """Fsync the folder, so that new files survive a power loss."""
         if self._names_new and not self.missing:
             sync_folder(self.path, self.files.fs)
@@ -703,7 +703,7 @@ class PartitionLog:
         """Flush the log, and write indexes and a producer snapshot to make the next opening fast."""
         self.flush()
         if self.end_offset and not self.missing:
-            self.write_snapshot()
+            self.write_producer_snapshot()
         for segment in self.segments:
             segment.close()
         if self.end_offset and not self.missing:

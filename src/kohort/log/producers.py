@@ -184,7 +184,7 @@ class Producers:
                 f"a marker of coordinator epoch {coordinator_epoch}, the partition saw {producer.coordinator_epoch}",
             )
 
-    def note_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
+    def record_marker(self, producer_id: int, epoch: int, coordinator_epoch: int, now_ms: int) -> int:
         """Record that a transaction marker is in the log.
 
         Returns:
@@ -230,7 +230,7 @@ class Producers:
         self.by_id.clear()
         self.open_transactions.clear()
 
-    def write_snapshot(self, path: Path, fs: FileSystem = SYSTEM) -> None:
+    def write_producer_snapshot(self, path: Path, fs: FileSystem = SYSTEM) -> None:
         """Write Kafka's producer snapshot: each producer's last batch and open transaction."""
         body = _SNAPSHOT_COUNT.pack(len(self.by_id)) + b"".join(self._snapshot_entries())
         data = _SNAPSHOT_HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
@@ -253,8 +253,8 @@ class Producers:
                 producer.first_open_offset,
             )
 
-    def load_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
-        """Load a snapshot of the producers' state that `write_snapshot` or Kafka wrote.
+    def load_producer_snapshot(self, path: Path, now_ms: int, fs: FileSystem = SYSTEM) -> bool:
+        """Load a snapshot of the producers' state that `write_producer_snapshot` or Kafka wrote.
 
         Returns:
             False, with no producers, if the file is damaged.

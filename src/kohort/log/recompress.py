@@ -20,7 +20,7 @@ _LZ4_DEFAULT = 9
 """Kafka's default level means the fast compressor, which corresponds to no level here."""
 
 
-def compression_of(config: LogConfig) -> tuple[int, int | None]:
+def configured_compression(config: LogConfig) -> tuple[int, int | None]:
     """Return the codec of `compression.type`, which must name one, and its level; None: the codec's default."""
     codec = config.compression_type
     levels = {
@@ -31,20 +31,22 @@ def compression_of(config: LogConfig) -> tuple[int, int | None]:
     return COMPRESSIONS[codec], levels.get(codec)
 
 
-def prepare_batches(validator: BatchValidator, batches: ReadBuffer, config: LogConfig, now_ms: int) -> CheckedBatches:
+def validate_and_recompress(
+    validator: BatchValidator, batches: ReadBuffer, config: LogConfig, now_ms: int
+) -> CheckedBatches:
     """Validate the batches of a producer, and return them in the topic's codec.
 
     Raises:
         KafkaError: a batch is invalid, so all are rejected.
     """
     data, headers = validator.validate(batches, now_ms)
-    if config.compression_type == PRODUCER or is_as_wanted(data, config):
+    if config.compression_type == PRODUCER or has_topic_codec(data, config):
         return data, headers
     recompressed = _recompress(data, config, validator)
     return recompressed, validator.split(recompressed)
 
 
-def is_as_wanted(batches: ReadBuffer, config: LogConfig) -> bool:
+def has_topic_codec(batches: ReadBuffer, config: LogConfig) -> bool:
     """Return whether a single batch has the topic's codec already, so that it is not recompressed.
 
     Invalid data counts as such: the append rejects it later.
@@ -66,7 +68,7 @@ def _recompress(batches: ReadBuffer, config: LogConfig, validator: BatchValidato
         KafkaError: MESSAGE_TOO_LARGE: the batches are larger in the topic's codec.
         CorruptDataError: a batch does not decompress, or decompresses to more than a reader accepts.
     """
-    codec, level = compression_of(config)
+    codec, level = configured_compression(config)
     view, at = memoryview(batches), 0
     parts: list[Buffer] = []
     left = len(view) + config.max_message_bytes
@@ -79,7 +81,7 @@ def _recompress(batches: ReadBuffer, config: LogConfig, validator: BatchValidato
         else:
             body = _body_in_codec(batch, header, codec, level)
             size = HEADER_SIZE + len(body)
-            validator.check_recompressed(size, left)
+            validator.check_recompressed_size(size, left)
             parts.append(_with_body(batch, header, codec, body))
         left -= len(parts[-1])
     return b"".join(parts)

@@ -27,7 +27,7 @@ from kohort.log.continuity import Epochs, LocatedBatch, whole_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove_if_exists, sync_folder, write_all
-from kohort.log.markers import Marker, apply_marker, parse_marker
+from kohort.log.markers import Marker, end_transaction_by_marker, parse_marker
 from kohort.log.producers import Producers
 from kohort.log.results import OpenFile, RecoveryReport
 from kohort.log.segment import Segment
@@ -60,7 +60,7 @@ def truncate_at_hole(
     Args:
         segments: the loaded segments; changed in place.
         torn: for each segment, whether it ends in bytes that are no batch; changed in place.
-        durable_end: the offset before which everything was on the disk (`surely_on_disk`).
+        durable_end: the offset before which everything was on the disk (`durable_end_offset`).
         log_start_offset: the log start offset. A hole before it is ignored.
 
     Raises:
@@ -237,7 +237,7 @@ def open_segments(
     Raises:
         OSError: the last segment's file can't be opened.
     """
-    known_end = known_end_of(path, names, options, files.fs)
+    known_end = known_end_offset(path, names, options, files.fs)
     empty = _empty_segment(path, names, files, config) if len(names) <= _FILES_OF_EMPTY else None
     if empty is not None and known_end <= empty.base_offset:
         return [empty]
@@ -246,7 +246,7 @@ def open_segments(
         first = Segment(path, options.log_start_offset or 0, files, config.index_interval_bytes)
         first.create_file()
         bases = [first.base_offset]
-    epochs = known_epochs(path, names, bases, options, files.fs)
+    epochs = checkpointed_epochs(path, names, bases, options, files.fs)
     segments = [Segment(path, base, files, config.index_interval_bytes) for base in sorted([*bases, *missing])]
     for segment in segments:
         segment.epochs = epochs
@@ -255,7 +255,7 @@ def open_segments(
         segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
-        durable_end = surely_on_disk(options)
+        durable_end = durable_end_offset(options)
         if not options.synced_unknown:
             truncate_at_hole(segments, torn, durable_end, options.log_start_offset or 0, config, files, report)
         _drop_unread(segments, torn, durable_end, report)
@@ -272,7 +272,7 @@ def open_segments(
     return _end_at(segments, torn[len(segments) - 1], known_end, report, config, files)
 
 
-def surely_on_disk(options: OpenOptions) -> int:
+def durable_end_offset(options: OpenOptions) -> int:
     """Return the offset below which everything was on the disk: it was fsynced, or rewritten by compaction."""
     return max(options.known_end, options.verified_offset or 0, options.cleaned_offset)
 
@@ -283,11 +283,11 @@ def _open_each(
     """Open all segments; return for each whether it ends in bytes that are no batch."""
     verify = None if options.clean else _EVERYTHING if options.verified_offset is None else options.verified_offset
     torn = []
-    checksums = checkpoints.readable_index_checksums(path, fs)
+    checksums = checkpoints.read_index_checksums(path, fs)
     for number, segment in enumerate(segments):
         following = segments[number + 1].base_offset if number + 1 < len(segments) else None
         if following is not None and (verify is None or following <= verify):
-            found, is_torn = opening.use_segment(segment, following), False
+            found, is_torn = opening.open_sealed_segment(segment, following), False
         else:
             found, is_torn = _load(segment, verify, following, known_end)
         torn.append(is_torn)
@@ -303,7 +303,7 @@ def _open_each(
             segment.transactions.reset()
             report.rebuilt_indexes.append(segment.path.with_suffix(".txnindex").name)
         if segment.path.with_suffix(".txnindex").name in report.rebuilt_indexes:
-            forget_snapshots_after(path, segment.base_offset, fs)
+            delete_snapshots_after(path, segment.base_offset, fs)
     return torn
 
 
@@ -359,29 +359,29 @@ def _end_at(
             if torn:
                 opening.truncate_torn_end(last, report)
             return segments
-        opening.keep_damaged_end(last, known_end, report)
+        opening.record_damaged_end(last, known_end, report)
     fresh = Segment(last.path.parent, known_end, files, config.index_interval_bytes)
     fresh.epochs = last.epochs
     fresh.create_file()
     return [*segments, fresh]
 
 
-def known_end_of(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
+def known_end_offset(path: Path, names: list[str], options: OpenOptions, fs: FileSystem = SYSTEM) -> int:
     """Return the offset below which the partition certainly had records: its recovery point.
 
     After a clean shutdown, or if the machine kept running, a valid producer snapshot may prove a later one.
     """
     known = options.known_end
     if options.clean or options.verified_offset is None:
-        for offset in snapshot_offsets(names):
-            if offset > known and Producers(path.name, options.limits.producers).load_snapshot(
-                snapshot_path(path, offset), 0, fs
+        for offset in producer_snapshot_offsets(names):
+            if offset > known and Producers(path.name, options.limits.producers).load_producer_snapshot(
+                producer_snapshot_path(path, offset), 0, fs
             ):
                 known = offset
     return known
 
 
-def known_epochs(
+def checkpointed_epochs(
     path: Path, names: list[str], bases: list[int], options: OpenOptions, fs: FileSystem = SYSTEM
 ) -> Epochs:
     """Return the leader epochs from the checkpoint. After a power loss, later ones may have begun."""
@@ -390,7 +390,7 @@ def known_epochs(
         lost = any(_first_epoch(path / f"{base:020d}.log", fs) > 0 for base in bases[-2:])
         return Epochs() if lost else Epochs((), complete)
     try:
-        return Epochs(tuple(checkpoints.read_epochs(path, fs)), complete)
+        return Epochs(tuple(checkpoints.read_leader_epochs(path, fs)), complete)
     except (CorruptDataError, ValueError):
         return Epochs()
 
@@ -411,19 +411,19 @@ def _empty_segment(path: Path, names: list[str], files: FileCache, config: LogCo
     return segment
 
 
-def forget_snapshots_after(path: Path, offset: int, fs: FileSystem = SYSTEM) -> None:
+def delete_snapshots_after(path: Path, offset: int, fs: FileSystem = SYSTEM) -> None:
     """Delete snapshots after `offset`, so that the transactions are read again from the log."""
-    for snapshot in snapshot_offsets(fs.listdir(path)):
+    for snapshot in producer_snapshot_offsets(fs.listdir(path)):
         if snapshot > offset:
-            fs.unlink(snapshot_path(path, snapshot))
+            fs.unlink(producer_snapshot_path(path, snapshot))
 
 
-def snapshot_path(path: Path, offset: int) -> Path:
+def producer_snapshot_path(path: Path, offset: int) -> Path:
     """Return the path of a partition's producer snapshot as of `offset`."""
     return path / f"{offset:020d}.snapshot"
 
 
-def snapshot_offsets(names: Iterable[str]) -> list[int]:
+def producer_snapshot_offsets(names: Iterable[str]) -> list[int]:
     """Return the offsets of the producer snapshots among a partition's files, ascending."""
     stems = [name.removesuffix(".snapshot") for name in names if name.endswith(".snapshot")]
     return sorted(int(stem) for stem in stems if stem.isdecimal())
@@ -444,7 +444,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
         end = int(name[21:41])
         if not any(name.endswith(".log") and name[:20].isdecimal() and int(name[:20]) >= end for name in names):
             Segment(path, end, files, config.index_interval_bytes).create_file()  # lost with the machine
-        finish_swap(path, path / name, files, config)
+        finish_compaction_swap(path, path / name, files, config)
     present = fs.listdir(path) if swaps else names
     bases = sorted({int(name[:20]) for name in present if SEGMENT_FILE.fullmatch(name) and name.endswith(".log")})
     missing: set[int] = set()
@@ -461,7 +461,7 @@ def _tidy(path: Path, names: list[str], files: FileCache, config: LogConfig) -> 
     return bases, sorted(missing)
 
 
-def finish_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
+def finish_compaction_swap(path: Path, swap: Path, files: FileCache, config: LogConfig) -> Segment:
     """Replace segments by the compacted file that was created from them: all between its base and end offset.
 
     The name of a swap file is `<base offset>-<end offset>.log.swap`. May be called again after a failure. Each step is
@@ -505,17 +505,17 @@ def load_producers(
     end_offset = segments[-1].end_offset
     start = -1
     producers.clear()
-    for offset in reversed(snapshot_offsets(fs.listdir(path))):
-        if offset <= end_offset and producers.load_snapshot(snapshot_path(path, offset), now_ms, fs):
+    for offset in reversed(producer_snapshot_offsets(fs.listdir(path))):
+        if offset <= end_offset and producers.load_producer_snapshot(producer_snapshot_path(path, offset), now_ms, fs):
             start = offset
             break
-        fs.unlink(snapshot_path(path, offset))
+        fs.unlink(producer_snapshot_path(path, offset))
     if producers.by_id:
         _recall(segments, producers, start)
     for segment in segments:
         if segment.end_offset <= start or not segment.size:
             continue
-        for batch in segment.sound_from(start):
+        for batch in segment.undamaged_batches_from(start):
             header = batch.header
             if header.producer_id < 0 or header.base_offset < start:
                 continue
@@ -524,7 +524,7 @@ def load_producers(
                 continue
             marker = _marker(segment, batch)
             if marker is not None:
-                apply_marker(producers, segment, marker, header.base_offset, now_ms)
+                end_transaction_by_marker(producers, segment, marker, header.base_offset, now_ms)
     return start
 
 
@@ -548,9 +548,9 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
     for segment in reversed(segments):
         if segment.base_offset >= snapshot or not segment.size:
             continue
-        end = next(segment.sound_from(snapshot), None)
+        end = next(segment.undamaged_batches_from(snapshot), None)
         stop = end.position if end is not None else segment.size
-        found.append((segment, segment.boundary_before(stop - room), stop))
+        found.append((segment, segment.batch_boundary_before(stop - room), stop))
         room -= stop
         if room <= 0:
             break
@@ -573,19 +573,19 @@ def _newest_epoch(segments: Sequence[Segment]) -> int:
     """Return the leader epoch of the log's last readable batch, -1 if there is none."""
     for segment in reversed(segments):
         if segment.size:
-            last = deque(segment.scan(segment.boundary_before(segment.size - 1), skip_damage=True), 1)
+            last = deque(segment.scan(segment.batch_boundary_before(segment.size - 1), skip_damage=True), 1)
             if last:
                 return last[0].header.partition_leader_epoch
     return -1
 
 
-def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
+def load_or_rebuild_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM) -> list[tuple[int, int]]:
     """Return the leader epochs and their first offsets; rebuild a lost or damaged file from the batches."""
     end_offset = segments[-1].end_offset
     try:
         if not file_exists(path / checkpoints.LEADER_EPOCHS, fs):
             raise CorruptDataError("the file is gone")
-        known = [entry for entry in checkpoints.read_epochs(path, fs) if entry[1] <= end_offset]
+        known = [entry for entry in checkpoints.read_leader_epochs(path, fs) if entry[1] <= end_offset]
         newest = _newest_epoch(segments)
         if newest > (known[-1][0] if known else -1):
             raise CorruptDataError(f"the file does not know of epoch {newest}")
@@ -598,5 +598,5 @@ def load_epochs(path: Path, segments: Sequence[Segment], fs: FileSystem = SYSTEM
             epoch = batch.header.partition_leader_epoch
             if epoch > (found[-1][0] if found else -1):
                 found.append((epoch, batch.header.base_offset))
-    checkpoints.write_epochs(path, found, fs)
+    checkpoints.write_leader_epochs(path, found, fs)
     return found

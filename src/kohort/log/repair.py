@@ -53,11 +53,11 @@ def _set_index_aside(found: Defect) -> Path | None:
         sync_folder(path.parent)
     if path.name == checkpoints.LEADER_EPOCHS:
         bases = sorted(int(file.stem) for file in path.parent.glob("*.log") if file.stem.isdecimal())
-        recovery.load_epochs(path.parent, [_opened(path.parent, base) for base in bases])
+        recovery.load_or_rebuild_epochs(path.parent, [_opened(path.parent, base) for base in bases])
     elif path.suffix in (".index", ".timeindex"):
         _make_indexes(path.with_suffix(".log"))
     elif path.suffix == ".txnindex":  # the next start reads the transactions again
-        recovery.forget_snapshots_after(path.parent, int(path.stem))
+        recovery.delete_snapshots_after(path.parent, int(path.stem))
     return aside
 
 

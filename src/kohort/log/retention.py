@@ -34,10 +34,10 @@ def delete_old_segments(log: PartitionLog, now_ms: int) -> int:
             try:
                 log.roll()
             except OSError:
-                log.drop_segments(len(log.segments) - 1)
+                log.delete_first_segments(len(log.segments) - 1)
                 raise
     if count:
-        log.drop_segments(count)
+        log.delete_first_segments(count)
     return count
 
 
@@ -84,14 +84,14 @@ def _too_many_bytes(log: PartitionLog) -> int:
     return count
 
 
-def close_for_compaction(log: PartitionLog, now_ms: int) -> None:
+def roll_for_compaction(log: PartitionLog, now_ms: int) -> None:
     """Roll the last segment if it delays compaction beyond `max.compaction.lag.ms`."""
     first = log.active.first_timestamp
     if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
         log.roll()
 
 
-def flush_settled(log: PartitionLog, now_ms: int) -> None:
+def flush_idle_segments(log: PartitionLog, now_ms: int) -> None:
     """Fsync closed segments that were not written to for a while, so that recovery need not verify them."""
     for segment in log.segments[:-1]:
         if segment.end_offset <= log.flushed_offset:

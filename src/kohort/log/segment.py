@@ -15,10 +15,10 @@ from kohort.errors import CorruptDataError, ErrorCode, NotFoundError
 from kohort.log.continuity import (
     CHUNK,
     Epochs,
-    IndexPins,
+    IndexedPositions,
     LocatedBatch,
     SegmentRules,
-    is_continuous,
+    batches_are_continuous,
     survey,
     sync_batches,
 )
@@ -26,7 +26,7 @@ from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
 from kohort.log.damage import DamagedError, LogDamage, UnverifiedBytes
 from kohort.log.files import FileCache
 from kohort.log.filesystem import ReadBuffer, remove_if_exists, write_all
-from kohort.log.gaps import GapCount, blamed_by_index, missing_end_damage, with_damage_at
+from kohort.log.gaps import GapCount, damaged_by_index, missing_end_damage, replace_batch_by_damage
 from kohort.log.index import OffsetIndex, TimeIndex, TransactionIndex
 from kohort.log.results import FileRange, OpenFile, TimestampOffset
 from kohort.wire.batch import HEADER_SIZE, RECORDS_BYTES_MAX, BatchHeader, CorruptBatchError, parse_header
@@ -250,8 +250,8 @@ class SegmentFile:
                 if position + header.size > stop:
                     raise CorruptDataError(f"a batch of {header.size} bytes, {stop - position} are left")
             except CorruptDataError:
-                self.verify_headers()
-                damage = None if self.unverified is None else self.unverified.damage_from(position)
+                self.rebuild_from_headers()
+                damage = None if self.unverified is None else self.unverified.first_damage_from(position)
                 if damage is None:
                     raise
                 raise DamagedError(damage) from None
@@ -262,15 +262,15 @@ class SegmentFile:
         """Return the rules by which batches are verified. `limit` is the offset after the last one; None: unknown."""
         least = 0
         if self.gaps and limit is not None:
-            claim = self.time_index.last_in_file()
+            claim = self.time_index.last_entry_in_file()
             reached = self.base_offset if claim is None else self.base_offset + claim[1] + 1
             least = reached if reached <= limit else 0
         return SegmentRules(self.path, self.base_offset, limit, self.gaps, self.epochs, least)
 
-    def verify_around(self, offset: int) -> None:
+    def verify_index_interval(self, offset: int) -> None:
         """Verify the range between index entries that contains an offset."""
         if self.sealed:
-            self.load_sealed()
+            self.load_sealed_index()
         for _ in range(2):  # a wrong index is rebuilt after the first attempt
             positions, offsets = self.index.positions, self.index.offsets
             entry = self.index.before_offset(offset - self.base_offset)
@@ -289,7 +289,7 @@ class SegmentFile:
         if unverified is None or begin > unverified.end:
             return True
         if self.sealed:
-            self.load_sealed()
+            self.load_sealed_index()
         positions = self.index.positions
         entry = self.index.before_position(begin)
         begin = positions[entry] if entry >= 0 else 0
@@ -299,21 +299,21 @@ class SegmentFile:
         if unverified.covers(begin, stop):
             return True
         rules = self.rules(self.end_offset if unverified.closed and not pinned else None)
-        pins = IndexPins(self.index.offsets, positions)
-        if not is_continuous(self.open(), begin, stop, rules, pins, not pinned):
-            self.verify_headers()
+        pins = IndexedPositions(self.index.offsets, positions)
+        if not batches_are_continuous(self.open(), begin, stop, rules, pins, not pinned):
+            self.rebuild_from_headers()
             return False
         unverified.add(begin, stop)
         if unverified.done:
             self.unverified = None
         return True
 
-    def load_sealed(self) -> None:
+    def load_sealed_index(self) -> None:
         """Load a closed segment's offset index when it is first needed; rebuild it if it is missing or wrong."""
         self.sealed = False
         fits = self.index.load(self.size)
         if not fits or (not self.index.positions and (self.size > self._interval or self.gaps)):
-            self.verify_headers()
+            self.rebuild_from_headers()
             if not fits or self.index.positions:
                 log.warning("[segment %s] offset index rebuilt: it was missing or wrong", self.name)
 
@@ -322,23 +322,23 @@ class SegmentFile:
         """The log file's name with its folder, for messages."""
         return f"{self.path.parent.name}/{self.path.name}"
 
-    def verify_headers(self) -> None:
+    def rebuild_from_headers(self) -> None:
         """Read all headers to find damage, and rebuild both indexes."""
         size, end_offset, synced_size = self.size, self.end_offset, self.synced_size
         if self.sealed:
             self.sealed = False
             self.index.load(size)
         unverified = self.unverified = UnverifiedBytes(size, closed=True)
-        rules, claim = self.rules(end_offset), self.time_index.last_in_file()
+        rules, claim = self.rules(end_offset), self.time_index.last_entry_in_file()
         file = self.open()
-        pins = IndexPins(self.index.offsets[:], self.index.positions[:])
-        blamed = blamed_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
+        pins = IndexedPositions(self.index.offsets[:], self.index.positions[:])
+        blamed = damaged_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
         self.rewind_to(0)
         findings = survey(file, size, rules)
         if blamed is not None:
-            findings = with_damage_at(findings, blamed, rules)
+            findings = replace_batch_by_damage(findings, blamed, rules)
         unseen = GapCount(self.base_offset)
         last = self.take_over(unseen.count_gaps(findings) if self.gaps else findings, -1, unverified)
         if self.gaps and last is None:
@@ -472,7 +472,7 @@ _HINTS_MAX = 256
 _LOOK_BYTES = 256 << 10
 
 
-def find_in_batch(
+def find_by_time_in_batch(
     where: FileRange, header: BatchHeader, timestamp: int, offset: int, limit: int
 ) -> tuple[int, int] | None:
     """Return offset and timestamp of the first record from `offset` on that is at or after `timestamp`, or None.
@@ -495,7 +495,7 @@ def find_in_batch(
         raise CorruptBatchError(f"the batch at offset {header.base_offset} can't be read: {error.message}") from None
 
 
-def find_newest(where: FileRange, _: BatchHeader, offset: int, limit: int) -> int | None:
+def newest_timestamp_in_batch(where: FileRange, _: BatchHeader, offset: int, limit: int) -> int | None:
     """Return the largest timestamp of the records from `offset` on, None if there are none.
 
     Any thread may call this. The records may decompress to `limit` bytes.
@@ -566,7 +566,7 @@ class Segment(SegmentFile):
         start = self.size if found is None else found.position
         if found is not None:
             self.verify_range(start, min(self.size, max(start + max_bytes, found.end)))
-        return None if self.unverified is None else self.unverified.damage_from(start)
+        return None if self.unverified is None else self.unverified.first_damage_from(start)
 
     def _read_to(
         self, damage: LogDamage, offset: int, max_bytes: int, end_offset: int, min_one: bool
@@ -607,7 +607,7 @@ class Segment(SegmentFile):
         Raises:
             DamagedError: `offset` is in a damaged range.
         """
-        for batch in self.sound_from(offset):
+        for batch in self.undamaged_batches_from(offset):
             if self.unverified is not None and batch.header.base_offset > offset:
                 self._refuse_offset(offset)
             return batch
@@ -619,16 +619,16 @@ class Segment(SegmentFile):
         if damage is not None:
             raise DamagedError(damage)
 
-    def sound_from(self, offset: int) -> Iterator[LocatedBatch]:
+    def undamaged_batches_from(self, offset: int) -> Iterator[LocatedBatch]:
         """Yield the undamaged batches from the first that ends at or after `offset` on; skip damage."""
         if self.unverified is not None:
-            self.verify_around(offset)
+            self.verify_index_interval(offset)
         entry = self.index.before_offset(offset - self.base_offset)
         for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip_damage=True):
             if batch.header.last_offset >= offset:
                 yield batch
 
-    def boundary_before(self, position: int) -> int:
+    def batch_boundary_before(self, position: int) -> int:
         """Return a batch boundary at or before `position`, at most an index interval and a batch before it."""
         if position <= 0:
             return 0
@@ -646,7 +646,7 @@ class Segment(SegmentFile):
         while self.unverified is not None and (position < stop or not self.size):
             until = min(stop, position + _LOOK_BYTES)
             self.verify_range(position, until)
-            damage = None if self.unverified is None else self.unverified.damage_from(position)
+            damage = None if self.unverified is None else self.unverified.first_damage_from(position)
             if damage is not None and damage.position <= until and (damage.position < stop or end is None):
                 yield from self.headers(position, damage.position)
                 if not skip_damage:
@@ -683,15 +683,15 @@ class Segment(SegmentFile):
         if not self.sealed and not times.timestamps and not self.index.positions:
             return 0
         if not times.timestamps and not times.load():
-            self.verify_headers()
+            self.rebuild_from_headers()
         for _ in range(2):
-            entry = times.entry_before(timestamp)
+            entry = times.entry_before_timestamp(timestamp)
             if entry is None:
                 return 0
             first = self.locate(self.base_offset + entry[1])
             if first is not None and first.header.max_timestamp == entry[0]:
                 return first.position
-            self.verify_headers()
+            self.rebuild_from_headers()
             log.warning("[segment %s] time index rebuilt: it was wrong", self.name)
         return 0
 
@@ -704,12 +704,14 @@ class Segment(SegmentFile):
             DamagedError: there is damage before it.
         """
         for batch in self.batches_at_or_after(timestamp) if self.max_timestamp >= timestamp else ():
-            found = yield from self._search_batch(batch, find_in_batch, (timestamp, offset), budget)
+            found = yield from self._search_batch(batch, find_by_time_in_batch, (timestamp, offset), budget)
             if found is not None:
                 return TimestampOffset(*found, batch.header.partition_leader_epoch)
         return None
 
-    def search_latest(self, start: int, end: int, budget: LoopBudget | None) -> Search[TimestampOffset | None]:
+    def search_largest_timestamp(
+        self, start: int, end: int, budget: LoopBudget | None
+    ) -> Search[TimestampOffset | None]:
         """Search the first record with the largest timestamp among those from `start` to before `end`.
 
         Args:
@@ -737,12 +739,12 @@ class Segment(SegmentFile):
                 if header.max_timestamp > best:
                     latest, best = batch, header.max_timestamp
                 continue
-            newest = yield from self._search_batch(batch, find_newest, (start,), budget)
+            newest = yield from self._search_batch(batch, newest_timestamp_in_batch, (start,), budget)
             if newest is not None:
                 latest, best = batch, newest
         if latest is None:
             return None
-        found_there = yield from self._search_batch(latest, find_in_batch, (best, start), budget)
+        found_there = yield from self._search_batch(latest, find_by_time_in_batch, (best, start), budget)
         return None if found_there is None else TimestampOffset(*found_there, latest.header.partition_leader_epoch)
 
     def _search_batch(
@@ -760,7 +762,7 @@ class Segment(SegmentFile):
         found: F = yield partial(job, RECORDS_BYTES_MAX)
         return found
 
-    def lacks_marker(self) -> bool:
+    def has_lost_marker(self) -> bool:
         """Return whether compaction has removed the marker of the transaction index's first aborted transaction."""
         marker = self.transactions.entries[0].last_offset
         try:
@@ -773,7 +775,7 @@ class Segment(SegmentFile):
         """Read one complete batch."""
         return FileRange(self.open(), batch.position, batch.header.size).bytes()
 
-    def begins_ms(self) -> int:
+    def first_batch_timestamp_ms(self) -> int:
         """Return the largest timestamp of the segment's first batch, read if necessary; -1 if it has none."""
         if self.first_timestamp < 0 and self.size:
             first = next(self.scan(0, skip_damage=True), None)
@@ -786,7 +788,7 @@ class Segment(SegmentFile):
         if found is None:
             return
         if not self.time_index.timestamps and not self.time_index.load():
-            self.verify_headers()
+            self.rebuild_from_headers()
         self._fs.ftruncate(self.open().fd, found.position)
         self.index.truncate(self.index.before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0

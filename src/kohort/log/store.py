@@ -18,7 +18,15 @@ from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaE
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
 from kohort.log import checkpoints, folder
-from kohort.log.catalog import Catalog, CatalogTopic, Draft, TopicPlan, effective_config, usable_config, write_catalog
+from kohort.log.catalog import (
+    Catalog,
+    CatalogTopic,
+    Draft,
+    TopicPlan,
+    effective_config,
+    valid_stored_config,
+    write_catalog,
+)
 from kohort.log.checkpoints import CLEANED, LOG_STARTS, RECOVERY_POINTS
 from kohort.log.compaction import Compaction, OffLoop
 from kohort.log.config import FLUSH_NEVER_MS, LogConfig, StoreLimits
@@ -30,8 +38,8 @@ from kohort.log.markers import Marker
 from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
-from kohort.log.retention import close_for_compaction, delete_old_segments, flush_settled
-from kohort.log.strays import DELETED, remove_strays
+from kohort.log.retention import delete_old_segments, flush_idle_segments, roll_for_compaction
+from kohort.log.strays import DELETED, remove_stray_folders
 from kohort.log.validator import CheckedBatches
 
 # -- A partition whose files can't be opened: it rejects all requests, so that the others can be served
@@ -80,7 +88,7 @@ class UnreadableLog(PartitionLog):
         """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
         self._refuse_write()
 
-    def append_checked(
+    def append_validated(
         self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
     ) -> AppendResult:
         """Raise RetriableError (KAFKA_STORAGE_ERROR), because the log could not be opened."""
@@ -155,13 +163,13 @@ class StoreCheckpoints:
         """
         checksums = checkpoints.read_checksums(folder, fs)
         names = RECOVERY_POINTS, LOG_STARTS, CLEANED
-        return cls(*(checkpoints.readable_offsets(folder / name, checksums, fs=fs) for name in names))
+        return cls(*(checkpoints.read_offsets_if_valid(folder / name, checksums, fs=fs) for name in names))
 
     def topics(self) -> set[str]:
         """Return the names of all topics in the checkpoints."""
         return {tp.topic for file in (self.synced, self.starts, self.cleaned) for tp in file or ()}
 
-    def open_options(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
+    def log_open_options(self, tp: TopicPartition, *, same_boot: bool) -> OpenOptions:
         """Return the options for opening one log. `same_boot`: the machine kept running since the log was written."""
         synced = (self.synced or {}).get(tp, 0)
         return OpenOptions(
@@ -174,7 +182,9 @@ class StoreCheckpoints:
         )
 
 
-def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM) -> None:
+def write_recovery_points(
+    folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog]], fs: FileSystem = SYSTEM
+) -> None:
     """Write the recovery points and compaction progress of all logs to their checkpoint files.
 
     Only changed files are written. A power loss leaves the new or the old values.
@@ -185,7 +195,7 @@ def write_points(folder: Path, logs: Iterable[tuple[TopicPartition, PartitionLog
     listed = list(logs)
     synced = {tp: log.flushed_offset for tp, log in listed if log.flushed_offset}
     cleaned = {tp: log.cleaned_offset for tp, log in listed if log.cleaned_offset}
-    checkpoints.write_offsets(folder, {RECOVERY_POINTS: synced, CLEANED: cleaned}, fs)
+    checkpoints.write_offset_checkpoints(folder, {RECOVERY_POINTS: synced, CLEANED: cleaned}, fs)
 
 
 log = logging.getLogger("kohort.log")
@@ -261,21 +271,21 @@ class LogStore(ClosedOnExit):
             catalog = Catalog(self.path, {})
             write_catalog(self.path, {})
         if catalog.topics and not self._owned.clean and not self._owned.same_boot:
-            catalog.note_power_loss()
+            catalog.record_power_loss()
         self._catalog = catalog
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
-        ids, stay = remove_strays(self.path, self.topics, catalog.removed)
+        ids, stay = remove_stray_folders(self.path, self.topics, catalog.removed)
         catalog.forget_removed(catalog.removed - stay)
         points = StoreCheckpoints.read(self.path)
         self._logged = points.topics() - topics.keys()
         began = time.monotonic()
         for topic in topics.values():
-            config = usable_config(topic.name, self.defaults, topic.configs)
+            config = valid_stored_config(topic.name, self.defaults, topic.configs)
             for number in range(topic.partitions):
                 tp = TopicPartition(topic.name, number)
                 known = replace(
-                    points.open_options(tp, same_boot=self._owned.same_boot),
+                    points.log_open_options(tp, same_boot=self._owned.same_boot),
                     epoch_without_folder=catalog.power_losses,
                     topic_id=None if ids.get(str(tp)) == topic.id else topic.id,
                 )
@@ -359,7 +369,7 @@ class LogStore(ClosedOnExit):
 
     def log_config(self, name: str) -> LogConfig:
         """Return a topic's settings in effect."""
-        return usable_config(name, self.defaults, self.topic(name).configs)
+        return valid_stored_config(name, self.defaults, self.topic(name).configs)
 
     # -- changing the catalog
 
@@ -372,12 +382,12 @@ class LogStore(ClosedOnExit):
             InvalidInputError: INVALID_TOPIC_EXCEPTION, INVALID_PARTITIONS, INVALID_CONFIG, TOPIC_ALREADY_EXISTS,
                 POLICY_VIOLATION (a limit of `StoreLimits`).
         """
-        (made,) = run_steps(self.create_in_steps([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
+        (made,) = run_steps(self.create_topics_in_steps([TopicPlan(name, partitions, dict(configs or {}), topic_id)]))
         if isinstance(made, KafkaError):
             raise made
         return made
 
-    def create_in_steps(
+    def create_topics_in_steps(
         self, plans: Sequence[TopicPlan], unseen: Callable[[], tuple[int, ...]] = tuple
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create topics, each completely or not at all. None is visible before all exist.
@@ -481,11 +491,11 @@ class LogStore(ClosedOnExit):
             NotFoundError: there is no such topic.
         """
         topic = self.topic(name)
-        run_steps(self.delete_in_steps([name]))
+        run_steps(self.delete_topics_in_steps([name]))
         run_steps(self.remove_folders_in_steps())
         return topic
 
-    def delete_in_steps(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
+    def delete_topics_in_steps(self, names: Sequence[str]) -> Steps[list[PartitionLog]]:
         """Remove existing topics from the catalog, then from memory, then rename their folders.
 
         `remove_folders_in_steps` deletes the renamed folders later.
@@ -539,12 +549,12 @@ class LogStore(ClosedOnExit):
             InvalidInputError: that is not more than now (INVALID_PARTITIONS).
             NotFoundError: there is no such topic.
         """
-        (grown,) = run_steps(self.grow_in_steps({name: partitions}))
+        (grown,) = run_steps(self.add_partitions_in_steps({name: partitions}))
         if isinstance(grown, KafkaError):
             raise grown
         return grown
 
-    def grow_in_steps(
+    def add_partitions_in_steps(
         self, counts: Mapping[str, int], *, validate_only: bool = False
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Increase topics to the given numbers of partitions, each completely or not at all.
@@ -603,7 +613,7 @@ class LogStore(ClosedOnExit):
         self.defaults = defaults
         self.limits = replace(self.limits, producer_id_expiration_ms=producer_id_expiration_ms)
         for topic in self.topics.values():
-            self._reconfigure(topic, usable_config(topic.name, defaults, topic.configs))
+            self._reconfigure(topic, valid_stored_config(topic.name, defaults, topic.configs))
 
     def _reconfigure(self, topic: CatalogTopic, config: LogConfig) -> None:
         for number in range(topic.partitions):
@@ -612,7 +622,7 @@ class LogStore(ClosedOnExit):
     # -- maintenance and shutdown
 
     @property
-    def round_ms(self) -> int:
+    def maintenance_interval_ms(self) -> int:
         """The interval, in ms, between maintenance rounds over all logs."""
         return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
@@ -639,7 +649,7 @@ class LogStore(ClosedOnExit):
             if time.monotonic() >= began + _SLICE_S / 2:
                 break
         if self._upkeep is None:
-            if not _is_due(self._round_ms, now_ms, self.round_ms):
+            if not _is_due(self._round_ms, now_ms, self.maintenance_interval_ms):
                 return bool(self._doomed)
             self._round_ms = now_ms
             self._upkeep = self._round(now_ms)
@@ -682,7 +692,7 @@ class LogStore(ClosedOnExit):
                 partition.settle()
                 if aged:
                     delete_old_segments(partition, now_ms)
-                flush_settled(partition, now_ms)
+                flush_idle_segments(partition, now_ms)
                 yield False
                 if self._logs.get(tp) is partition:
                     yield from self._compact(tp, partition, now_ms)
@@ -697,12 +707,12 @@ class LogStore(ClosedOnExit):
             raise failure
 
     def _compact(self, tp: TopicPartition, partition: PartitionLog, now_ms: int) -> Iterator[bool]:
-        close_for_compaction(partition, now_ms)
+        roll_for_compaction(partition, now_ms)
         if self._not_compacted.get(tp) == (partition, partition.cuts):
             return  # as long as the damaged segment is there: another run would read and write everything before it
         run: Compaction | None = None
         try:
-            run = Compaction.if_due(partition, now_ms, self.compact_in)
+            run = Compaction.compaction_if_due(partition, now_ms, self.compact_in)
             if run is None:
                 return
             for waits in run.steps():
@@ -722,14 +732,14 @@ class LogStore(ClosedOnExit):
 
     def _write_starts(self) -> None:
         starts = {tp: p.log_start_offset for tp, p in self.partitions() if p.log_start_offset}
-        checkpoints.write_offsets(self.path, {LOG_STARTS: starts})
+        checkpoints.write_offset_checkpoints(self.path, {LOG_STARTS: starts})
 
     def _write_bounds(self) -> None:
         self._write_checkpoints()
         self._write_starts()
 
     def _write_checkpoints(self) -> None:
-        write_points(self.path, self.partitions())
+        write_recovery_points(self.path, self.partitions())
 
     def close(self) -> None:
         """Flush all logs, record a clean shutdown, and release the folder.

@@ -27,7 +27,7 @@ DELETED = "-delete"
 log = logging.getLogger("kohort.log")
 
 
-def remove_strays(
+def remove_stray_folders(
     data_dir: Path, topics: Mapping[str, CatalogTopic], removed: Collection[uuid.UUID]
 ) -> tuple[dict[str, uuid.UUID], set[uuid.UUID]]:
     """Remove partition folders that an interrupted deletion of a topic left.
@@ -102,7 +102,7 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
     It is renamed if it blocks a partition's name.
     """
     if in_the_way:
-        stays = rename_stray(data_dir / name).name
+        stays = rename_stray_folder(data_dir / name).name
         log.warning(
             "data folder %s: renamed folder %s to %s: it belongs to no topic of the catalog", data_dir, name, stays
         )
@@ -110,7 +110,7 @@ def _leave(data_dir: Path, name: str, *, in_the_way: bool) -> None:
         log.warning("data folder %s: kept folder %s, which belongs to no topic of the catalog", data_dir, name)
 
 
-def rename_stray(path: Path) -> Path:
+def rename_stray_folder(path: Path) -> Path:
     """Rename a folder that blocks a partition's name to a free name, and return that."""
     names = (f"{path.name}{number}{STRAY}" for number in ("", *(f".{n}" for n in range(1, 1_000_000))))
     free = next(candidate for candidate in map(path.with_name, names) if not os.path.lexists(candidate))
@@ -128,7 +128,9 @@ def clear_partition_folder(path: Path, topic_id: uuid.UUID | None, fs: FileSyste
     if found == topic_id or all(_is_empty_leftover(path / name, fs) for name in names):
         return
     if found is None or any(name.endswith(".log") and fs.stat(path / name).st_size for name in names):
-        log.warning("folder %s renamed to %s: it belongs to no topic of the catalog", path, rename_stray(path).name)
+        log.warning(
+            "folder %s renamed to %s: it belongs to no topic of the catalog", path, rename_stray_folder(path).name
+        )
     else:
         shutil.rmtree(path)
     fs.mkdir(path, folder_mode(path))

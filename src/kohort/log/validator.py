@@ -28,7 +28,7 @@ from kohort.wire.compression import (
     decompress,
     refuse_unreadable_for_kafka,
 )
-from kohort.wire.record_walk import RecordRules, WrongKind, WrongRecord, fault, walk_records
+from kohort.wire.record_walk import RecordRules, RejectedRecordReason, WrongRecord, fault, walk_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
@@ -79,8 +79,8 @@ class BatchValidator:
         """
         self._name = name
         self._largest = config.max_message_bytes
-        self._append_time = config.log_append_time
-        self._unwanted = CONTROL if config.log_append_time else CONTROL | LOG_APPEND_TIME
+        self._append_time = config.uses_log_append_time
+        self._unwanted = CONTROL if config.uses_log_append_time else CONTROL | LOG_APPEND_TIME
         self._ahead = config.message_timestamp_after_max_ms
         self._behind = config.message_timestamp_before_max_ms
         self._keys = config.compacts
@@ -171,12 +171,12 @@ class BatchValidator:
         oldest, newest, largest, _ = rules
         outside = f"is outside what the topic accepts (message.timestamp.*.max.ms), {oldest} to {newest}"
         words: dict[int, Callable[[int], str]] = {
-            WrongKind.NO_KEY: lambda _: _NO_KEY,
-            WrongKind.TIMESTAMP: lambda stamp: f"timestamp {stamp} {outside}",
-            WrongKind.SIZE: lambda size: f"{size} bytes (max.decompressed.message.bytes={largest})",
+            RejectedRecordReason.NO_KEY: lambda _: _NO_KEY,
+            RejectedRecordReason.TIMESTAMP: lambda stamp: f"timestamp {stamp} {outside}",
+            RejectedRecordReason.SIZE: lambda size: f"{size} bytes (max.decompressed.message.bytes={largest})",
         }
         wrong = {place: words[kind](number) for place, kind, number in found}
-        times = any(kind == WrongKind.TIMESTAMP for _, kind, _ in found)
+        times = any(kind == RejectedRecordReason.TIMESTAMP for _, kind, _ in found)
         code = ErrorCode.INVALID_TIMESTAMP if times else ErrorCode.INVALID_RECORD
         first = next(iter(wrong.values()))
         text = f"{self._name}: {count} of {header.records_count} records were refused, the first: {first}"
@@ -219,7 +219,7 @@ class BatchValidator:
                 raise self._error(ErrorCode.INVALID_RECORD, f"more than {most} batches in one request")
         return headers
 
-    def check_recompressed(self, size: int, left: int) -> None:
+    def check_recompressed_size(self, size: int, left: int) -> None:
         """Refuse a recompressed batch that exceeds `max.message.bytes`, or the bytes left for its request.
 
         Args:

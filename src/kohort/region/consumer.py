@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, TimedOutError
 from kohort.io.channel import Link
-from kohort.io.closing import OneProcess
+from kohort.io.closing import NotPicklable
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.settings import MemberMetrics, RegionOptions
 from kohort.region.consuming.staging import RowStager, sink_retry_wait
@@ -34,8 +34,8 @@ from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, Stat
 from kohort.region.member.events import CheckpointRequested, CloseRequested, Event, ResetRequested
 from kohort.region.records import Part
 from kohort.region.sinks.availability import AWAY, is_away
-from kohort.region.sinks.dead_letters import DEAD_LETTER, letters_of
-from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, refusal_of
+from kohort.region.sinks.dead_letters import DEAD_LETTER, make_dead_letters
+from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source_columns, refused_rows_error
 from kohort.region.states import RegionMemberState
 
 log = logging.getLogger("kohort.region")
@@ -75,7 +75,7 @@ class CallingThreads:
             self._threads.discard(ident)
 
 
-class RegionConsumer(OneProcess):
+class RegionConsumer(NotPicklable):
     """A region member that reads with a consumer; `Region.consumer` creates one.
 
     A table counts as processed when the next one is requested. If the loop ends with a table in progress, for any
@@ -223,7 +223,7 @@ class RegionConsumer(OneProcess):
         rows, made_of = self._submitted("submit", table), None
         if records is not None:
             made_of = self._submitted("records=", records)
-            if made_of.num_rows != rows.num_rows or not has_source(made_of):
+            if made_of.num_rows != rows.num_rows or not has_source_columns(made_of):
                 raise InvalidInputError(
                     f"records= has {made_of.num_rows} rows and the columns {', '.join(made_of.column_names)}: give "
                     f"topic, partition and offset of the record of each of the {rows.num_rows} rows"
@@ -247,7 +247,7 @@ class RegionConsumer(OneProcess):
             Exception: any error with which that sink rejects the rows.
         """
         given = self._submitted("dead_letter", rows)
-        letters = letters_of(given, dict.fromkeys(range(given.num_rows), reason), self.name)
+        letters = make_dead_letters(given, dict.fromkeys(range(given.num_rows), reason), self.name)
         with self._in_use():
             self._wait_for_sink(lambda piece: self._stager.add_dead_letters(letters) if given.num_rows else None)
 
@@ -342,7 +342,7 @@ class RegionConsumer(OneProcess):
         """Pass rows to the stager; an error or a dead letter names the records that the rows may come from."""
 
         def made_of() -> str:
-            return f"; {_made_of(piece)}" if records is None and not has_source(rows) else ""
+            return f"; {_made_of(piece)}" if records is None and not has_source_columns(rows) else ""
 
         try:
             self._stager.add(rows, records=records, read=piece.table, made_of=made_of)
@@ -350,7 +350,7 @@ class RegionConsumer(OneProcess):
             if self._own.on_bad_record == DEAD_LETTER:
                 raise  # from the dead-letter sink
             if records is not None:
-                raise refusal_of(error.reasons, records.select(SOURCE), error.column) from error
+                raise refused_rows_error(error.reasons, records.select(SOURCE), error.column) from error
             raise RowRefusedError(f"{error.message}{made_of()}", error.row, error.column, error.offset) from error
 
     def _try_to_give(self, give: Callable[[FetchedTable], None], piece: FetchedTable, wait: RetryWait) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from urllib.parse import unquote
 
 from kohort.errors import InvalidInputError
-from kohort.settings.validation import shown_url
+from kohort.settings.validation import redacted_url
 
 ReadBuffer: TypeAlias = bytearray | memoryview | bytes
 
@@ -96,7 +96,7 @@ def local_path(path: str | os.PathLike[str], what: str) -> str:
         host, _, rest = found[3].partition("/") if found[2] == "//" else ("", "", found[3])
         if found[1].lower() != "file" or host not in ("", "localhost"):
             raise InvalidInputError(
-                f"{what} can't lie in {shown_url(text)}: what is exact needs hard links and atomic renames, so give "
+                f"{what} can't lie in {redacted_url(text)}: what is exact needs hard links and atomic renames, so give "
                 "a path on a file system that has them, local or mounted; object stores and HDFS have none"
             )
         text = f"/{unquote(rest)}"

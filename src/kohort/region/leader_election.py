@@ -16,7 +16,7 @@ from typing import Protocol
 from kohort.errors import KafkaError
 from kohort.io.backoff import exponential_backoff
 from kohort.io.chance import CHANCE
-from kohort.io.channel import Link, greet_listener
+from kohort.io.channel import Link, authenticate_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.server import FINAL, ControlPlane, RegionLog, TermOverError, listen
 
@@ -126,7 +126,7 @@ class LeaderElection:
     def _connect(self, address: ControlPlaneAddress) -> Link:
         sock = socket.create_connection((address.host, address.port), CONNECT_S)
         try:
-            return greet_listener(sock, address.token, CONNECT_S, address.pin)
+            return authenticate_listener(sock, address.token, CONNECT_S, address.pin)
         except BaseException:
             sock.close()
             raise

@@ -43,7 +43,7 @@ from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, place_of, stored_name_and_sequence
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
-from kohort.settings.config import is_loopback, parse_listen
+from kohort.settings.config import is_loopback, parse_listen_address
 from kohort.settings.server_access import METRICS_ARGUMENTS, READS_METRICS, ServerAccess
 from kohort.settings.validation import duration_ms
 
@@ -151,7 +151,7 @@ class Region(ClosedOnExit):
                 f"${KEY_VARIABLE} or key= to the same secret in all processes of the region, or keep the default host"
             )
         if metrics_listen is not None:
-            at = parse_listen(metrics_listen)
+            at = parse_listen_address(metrics_listen)
             access.check(*at, f"metrics listener of region {name}", READS_METRICS, METRICS_ARGUMENTS)
         every_ms = None if checkpoint_every is None else _interval_ms(checkpoint_every)
         self.name = name

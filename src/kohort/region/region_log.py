@@ -41,10 +41,10 @@ from kohort.region.region_topic import (
     SavedFacts,
     TopicReader,
     check_topic,
-    claim_key,
-    first_claim,
+    ensure_regions_topic,
+    group_claim_key,
     is_of,
-    make_or_check,
+    owning_claim,
     partition_of,
     saved_of,
     transactional_id_of,
@@ -115,10 +115,10 @@ class RegionLogView:
         """Return the number of partitions of `__kohort_regions`; create the topic if it is missing."""
         with self._lock:
             if not self._partitions:
-                self._partitions = make_or_check(self._servers, self._settings)
+                self._partitions = ensure_regions_topic(self._servers, self._settings)
             return self._partitions
 
-    def found_partitions(self) -> int:
+    def count_existing_partitions(self) -> int:
         """Return the number of partitions of `__kohort_regions`; 0 if the topic does not exist. Nothing is created."""
         with self._lock:
             if not self._partitions:
@@ -130,7 +130,7 @@ class RegionLogView:
 
         `partition` None: read the partition that has this region's records.
         """
-        return self.reader(partition).follow() if self.found_partitions() else []
+        return self.reader(partition).follow() if self.count_existing_partitions() else []
 
     def reader(self, partition: int | None = None) -> TopicReader:
         """Return the cached reader of one partition of `__kohort_regions`.
@@ -140,7 +140,7 @@ class RegionLogView:
         Raises:
             NotFoundError: there is no topic.
         """
-        partitions = self.found_partitions()
+        partitions = self.count_existing_partitions()
         if not partitions:
             raise NotFoundError(f"there is no topic {TOPIC}: no region has begun")
         with self._lock:
@@ -156,11 +156,11 @@ class RegionLogView:
         Raises:
             InvalidInputError: the topic has records of the region, and none is valid by this process's key.
         """
-        if not self.found_partitions():
+        if not self.count_existing_partitions():
             return SavedFacts()
         reader = self.reader()
         saved = saved_of(self._region, reader.follow(), reader.table.ignored_because)
-        saved.refuse_only_ignored(self._region)
+        saved.refuse_if_all_ignored(self._region)
         return saved
 
     def newest_address(self) -> ControlPlaneAddress | None:
@@ -203,7 +203,7 @@ class RegionLogView:
         Raises:
             InvalidInputError: another region has claimed the group, or the group has members outside the region.
         """
-        claimed = first_claim(group, self.follow(CLAIMS))
+        claimed = owning_claim(group, self.follow(CLAIMS))
         if claimed is not None:
             self._refuse_claimed(claimed)
         with Admin(self._servers, **self._settings) as admin:
@@ -227,7 +227,7 @@ class RegionLogView:
         Raises:
             InvalidInputError: another region has claimed the group.
         """
-        self._refuse_claimed(first_claim(group, self.follow(CLAIMS)) or self._claim_group(group))
+        self._refuse_claimed(owning_claim(group, self.follow(CLAIMS)) or self._claim_group(group))
 
     def _refuse_claimed(self, claimed: Claim) -> None:
         if claimed.region != self._region:
@@ -239,9 +239,9 @@ class RegionLogView:
     def _claim_group(self, group: str) -> Claim:
         mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
         self._put(key_of(mine), value_of(mine))
-        first = first_claim(group, self.follow(CLAIMS))
+        first = owning_claim(group, self.follow(CLAIMS))
         if first is not None and first.region != self._region:
-            self._put(claim_key(group, self._region), None)
+            self._put(group_claim_key(group, self._region), None)
         return first or mine
 
     def _put(self, key: bytes, value: bytes | None) -> None:
@@ -361,7 +361,7 @@ def regions(
     ignored_because: dict[str, str] = {}
     facts: list[Fact] = []
     try:
-        for partition in range(home.found_partitions()):
+        for partition in range(home.count_existing_partitions()):
             facts += home.follow(partition)
             ignored_because |= home.reader(partition).table.ignored_because
     finally:
@@ -369,7 +369,7 @@ def regions(
     groups: dict[str, list[str]] = {}
     for fact in facts:
         if isinstance(fact, Claim):
-            first = first_claim(fact.group, facts)
+            first = owning_claim(fact.group, facts)
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
     names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | ignored_because.keys())
@@ -379,7 +379,7 @@ def regions(
 class RegionLogWriter:
     """The transactional producer by which a control plane writes the region's records to `__kohort_regions`.
 
-    One thread uses it at a time. Only `outsiders` and `check_term` may be called by another thread meanwhile.
+    One thread uses it at a time. Only `outsiders` and `raise_if_term_over` may be called by another thread meanwhile.
     """
 
     def __init__(
@@ -445,7 +445,7 @@ class RegionLogWriter:
             why := self._reader.table.other_key_reason(self._region, self._producer.producer_id)
         ):
             saved = SavedFacts(ignored_because=why)
-        saved.refuse_only_ignored(self._region)
+        saved.refuse_if_all_ignored(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
         term = Term(self._region, self._term, host, port, pin, _now_ms())
         self._stated, self._stated_by = term, -1  # the term itself states its producer
@@ -497,7 +497,7 @@ class RegionLogWriter:
             raise TermOverError(f"term {saved.term.term} has begun")
         return saved
 
-    def check_term(self) -> None:
+    def raise_if_term_over(self) -> None:
         """Read the topic to its end; raise `TermOverError` if another control plane has begun a later term."""
         self._followed()
 
@@ -571,13 +571,13 @@ class RegionLogWriter:
 
         Each is sealed for this producer's id and epoch, so that a copy is not valid.
         """
-        author = Author(producer.producer_id, producer.epoch)
+        author = RecordAuthor(producer.producer_id, producer.epoch)
         self._sent_by = author.producer_id
         for key, value in (*self._statement(author), *records):
             headers = seal_headers(self._key, self._region, author, key, value)
             self._sent.append(producer.send(TOPIC, value, key, partition=self._partition, headers=headers))
 
-    def _statement(self, author: Author) -> list[tuple[bytes, bytes | None]]:
+    def _statement(self, author: RecordAuthor) -> list[tuple[bytes, bytes | None]]:
         """Return the term's record to write again if the producer has a new producer id, or none.
 
         Readers accept only records of the producer id that wrote the term. Kafka gives a transactional id another
@@ -698,7 +698,9 @@ class RegionLogWriter:
 
     # -- clients outside the region
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[OutsideClient, ...] | None:
+    def outsiders(
+        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
+    ) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
 
         Args:

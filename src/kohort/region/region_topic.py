@@ -69,7 +69,7 @@ def partition_of(region: str, partitions: int) -> int:
     return 1 + zlib.crc32(region.encode()) % (partitions - 1)
 
 
-def make_or_check(servers: Servers, settings: Mapping[str, Any]) -> int:
+def ensure_regions_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
     """Create `__kohort_regions` as a compacted topic, or check the existing one; return the number of its partitions.
 
     Raises:
@@ -184,7 +184,7 @@ class SavedFacts:
         """The sequence (checkpoint number) of the last complete checkpoint; 0: none."""
         return max(self.manifests, default=0)
 
-    def refuse_only_ignored(self, region: str) -> None:
+    def refuse_if_all_ignored(self, region: str) -> None:
         """Raise an error if the topic has records under this region's name, and none is valid by this process's key.
 
         Otherwise a second region of the same name would be created.
@@ -236,7 +236,7 @@ class SavedFacts:
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
         return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
-    def history(self, region: str) -> History:
+    def history(self, region: str) -> AdoptionHistory:
         """Return the records that `RegionLogView.adopt` needs: the last checkpoint, or the region's start offsets."""
         assert self.birth is not None
         known = self.known(region, 0)
@@ -377,12 +377,12 @@ def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] 
     return saved
 
 
-def first_claim(group: str, facts: list[Fact]) -> Claim | None:
+def owning_claim(group: str, facts: list[Fact]) -> Claim | None:
     """Return the claim that decides which region owns a consumer group: the first in the log; None: there is none."""
     return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
 
 
-def claim_key(group: str, region: str) -> bytes:
+def group_claim_key(group: str, region: str) -> bytes:
     """Return the key of the record by which a region claims a consumer group."""
     return key_of(Claim(group, region, "", 0))
 

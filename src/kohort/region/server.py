@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
-from kohort.io.channel import UNREAD_BYTES_MAX, AsyncLink, greet_caller_async
+from kohort.io.channel import UNREAD_BYTES_MAX, AsyncLink, authenticate_caller_async
 from kohort.io.connection_gate import ConnectionGate
 from kohort.io.pinned_tls import listener_context
 from kohort.io.processes import ENDING_LOOKS_S, has_ended
@@ -105,10 +105,12 @@ class RegionLog(Protocol):
     def settle(self) -> int:
         """Find out which checkpoint was committed last, after the answer to a commit was lost; return its sequence."""
 
-    def check_term(self) -> None:
+    def raise_if_term_over(self) -> None:
         """Raise `TermOverError` if another control plane has begun a later term. Any thread may call this."""
 
-    def outsiders(self, group: str, parts: tuple[Part, ...], members: frozenset[str]) -> tuple[OutsideClient, ...] | None:
+    def outsiders(
+        self, group: str, parts: tuple[Part, ...], members: frozenset[str]
+    ) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
 
         None: the group is rebalancing, so that owners can't be told.
@@ -118,7 +120,7 @@ class RegionLog(Protocol):
         """Close all connections to the cluster."""
 
 
-class FactWriter:
+class RetryingFactWriter:
     """The control plane's writes to the region's topic, each retried until its outcome is known.
 
     Each method is a generator. It yields the seconds to wait before the next attempt, and returns the event for the
@@ -134,7 +136,7 @@ class FactWriter:
         yield from self._retry_until_written("facts", lambda: self._region_log.save(facts))
         return events.FactsSaved(effect.token)
 
-    def commit(self, effect: events.Commit) -> Pauses[Event]:
+    def commit(self, effect: events.CommitCheckpoint) -> Pauses[Event]:
         """Commit a checkpoint; if the outcome is unknown, look it up in the topic, and retry if it was not committed.
 
         Returns:
@@ -261,7 +263,7 @@ class ControlPlane:
         self._connections = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._writing: asyncio.Queue[Pauses[Event]] = asyncio.Queue()
-        self._writer = FactWriter(region_log, self.region)
+        self._writer = RetryingFactWriter(region_log, self.region)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: asyncio.Event = asyncio.Event()
         self._wrote_s = 0.0
@@ -374,7 +376,7 @@ class ControlPlane:
         self._connections += 1
         connection, link = self._connections, None
         try:
-            link = await greet_caller_async(sock, self._token, self._listening.tls)
+            link = await authenticate_caller_async(sock, self._token, self._listening.tls)
             if not place.mark_authenticated():
                 log.warning(
                     "[region %s] connection refused: %s members and operators are connected, the most that it serves",
@@ -387,7 +389,7 @@ class ControlPlane:
         except (OSError, ValueError, TimeoutError) as error:
             log.debug("[region %s] a connection from %s ended: %s", self.region, address, error)
         finally:
-            place.give_back()
+            place.release_slot()
             if self._links.pop(connection, None) is not None and not self._end.is_set():
                 self._step(events.ConnectionEnded(connection))
             if link is not None:
@@ -477,7 +479,7 @@ class ControlPlane:
             if loop.time() - self._wrote_s < LOOK_S:
                 continue
             try:
-                await loop.run_in_executor(self._pool, self._region_log.check_term)
+                await loop.run_in_executor(self._pool, self._region_log.raise_if_term_over)
             except TermOverError as error:
                 self._is_over(error)
                 return

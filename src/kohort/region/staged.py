@@ -91,7 +91,7 @@ def check_sequence(sequence: int) -> None:
         raise InvalidInputError(f"Sequence {sequence} can't be published: the first is 1")
 
 
-def gone_text(is_there: Mapping[str, bool], what: str = "staged pieces") -> str:
+def missing_rows_text(is_there: Mapping[str, bool], what: str = "staged pieces") -> str:
     """Return the error text for staged rows that are missing; empty if none is.
 
     Args:

@@ -49,11 +49,11 @@ class _TypeSize:
 
 
 def avro_schema(text: str, name: str) -> Any:
-    """Parse and check an Avro schema; raise as `measured_schema` does."""
-    return measured_schema(text, name)[0]
+    """Parse and check an Avro schema; raise as `check_avro_schema` does."""
+    return check_avro_schema(text, name)[0]
 
 
-def measured_schema(text: str, name: str) -> tuple[Any, int]:
+def check_avro_schema(text: str, name: str) -> tuple[Any, int]:
     """Parse and check an Avro schema.
 
     Return it, with the maximum number of records and nulls that one byte of a value can decode to.

@@ -44,7 +44,7 @@ def full_name(name: str, space: str) -> str:
     return name if "." in name or not space else f"{space}.{name}"
 
 
-def whole_avro(text: str, imports: Iterable[tuple[str, str]], name: str) -> str:
+def inline_avro_references(text: str, imports: Iterable[tuple[str, str]], name: str) -> str:
     """Return a schema with the definitions of the types that it takes from other schemas.
 
     Args:

@@ -8,7 +8,7 @@ from decimal import Context, Decimal
 from typing import Any
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.schema_registry.avro_limits import avro_schema, measured_schema, parsed_schema, without_defaults
+from kohort.schema_registry.avro_limits import avro_schema, check_avro_schema, parsed_schema, without_defaults
 from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
 
 DECIMAL_BYTES = 64
@@ -33,7 +33,7 @@ def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
     Raises:
         InvalidInputError: the schema is invalid, or a hostile value could abuse it.
     """
-    found, density = measured_schema(text, name)
+    found, density = check_avro_schema(text, name)
     schema, most = parsed_schema(_with_bounded_decimals(without_defaults(found)), name), max_bytes // density
     from fastavro import schemaless_reader
     from fastavro.read import LOGICAL_READERS

@@ -28,15 +28,15 @@ from typing import Any, ClassVar, Self
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.io.connection_gate import PausingServer
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
-from kohort.schema_registry.avro_references import definition_name, full_name, whole_avro
+from kohort.schema_registry.avro_references import definition_name, full_name, inline_avro_references
 from kohort.schema_registry.avro_values import avro_writer
 from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
 from kohort.schema_registry.registry import (
     SCHEMA_BYTES_MAX,
     RegisteredSchema,
     SchemaReference,
-    references_of,
-    with_imports,
+    parse_references,
+    resolve_imports,
 )
 
 # -- Avro's schema resolution
@@ -61,7 +61,7 @@ _PROMOTED = {
 """The types that a reader may have for each type of a writer, beside the same one."""
 
 
-def incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[str]:
+def avro_incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[str]:
     """Return why a schema can't follow others in a subject; an empty list if it can.
 
     Args:
@@ -102,20 +102,20 @@ class _Names:
         """Return the definition of a named type, and the namespace of the names in it; a primitive type is its own."""
         return (name, space) if name in PRIMITIVE_SIZES else self._types[full_name(name, space)]
 
-    def define_all(self, schema: Any, space: str) -> None:
+    def define_all_types(self, schema: Any, space: str) -> None:
         """Record all named types that a part of the schema defines, because the comparison skips the part."""
         if isinstance(schema, list):
             for branch in schema:
-                self.define_all(branch, space)
+                self.define_all_types(branch, space)
         elif isinstance(schema, dict):
             kind = schema.get("type")
             if kind in ("record", "error", "enum", "fixed"):
                 _, space = self.define_type(schema, space)
                 for field in schema.get("fields", ()):
-                    self.define_all(field.get("type"), space)
+                    self.define_all_types(field.get("type"), space)
             else:
                 for part in (kind, schema.get("items"), schema.get("values")):
-                    self.define_all(part, space)
+                    self.define_all_types(part, space)
 
 
 class _Resolution:
@@ -125,8 +125,8 @@ class _Resolution:
         self._reader, self._writer = _Names(), _Names()
 
     def compare(self, reader: Any, writer: Any) -> Iterator[str]:
-        self._reader.define_all(reader, "")
-        self._writer.define_all(writer, "")
+        self._reader.define_all_types(reader, "")
+        self._writer.define_all_types(writer, "")
         return self._differences(reader, writer, "", "", "value")
 
     def _differences(self, reader: Any, writer: Any, space: str, written: str, path: str) -> Iterator[str]:
@@ -259,14 +259,14 @@ class SchemaToAdd:
         if not isinstance(text, str) or kind not in KINDS:
             raise _invalid("a request has a schema, and schemaType AVRO, JSON or PROTOBUF")
         try:
-            references = references_of(body.get("references"), "the schema")
-            made = with_imports(RegisteredSchema(0, kind, text, references=references), find_version)
+            references = parse_references(body.get("references"), "the schema")
+            made = resolve_imports(RegisteredSchema(0, kind, text, references=references), find_version)
             if kind == "PROTOBUF":
                 identity = _compiled(text, made.imports).identity()
                 key = json.dumps([identity, [asdict(reference) for reference in references]])
                 return cls(kind, text, key, references, made.imports)
             if kind == "AVRO":
-                avro_writer(whole_avro(text, made.imports, "the schema"), 0)
+                avro_writer(inline_avro_references(text, made.imports, "the schema"), 0)
             key = json.dumps(json.loads(text), separators=(",", ":"))
             if references:
                 key = json.dumps([key, [asdict(reference) for reference in references]])
@@ -324,7 +324,7 @@ class Subjects:
         with self._lock:
             return [schema.version for schema in self._of(subject)]
 
-    def find_numbered(self, subject: str, version: str) -> RegisteredSchema:
+    def version_of_subject(self, subject: str, version: str) -> RegisteredSchema:
         """Return the schema that a subject has as this version: a number, `latest` or -1."""
         with self._lock:
             found = self._of(subject)
@@ -353,13 +353,13 @@ class Subjects:
 
     def _referred(self, reference: SchemaReference) -> RegisteredSchema:
         try:
-            return self.find_numbered(reference.subject, str(reference.version))
+            return self.version_of_subject(reference.subject, str(reference.version))
         except RefusedRequest as error:
             raise NotFoundError(str(error)) from None
 
     def referring_ids(self, subject: str, version: str) -> list[int]:
         """Return the ids of all schemas that have a reference to this version of a subject."""
-        found = self.find_numbered(subject, version)
+        found = self.version_of_subject(subject, version)
         with self._lock:
             return sorted(
                 schema.id
@@ -403,16 +403,16 @@ class Subjects:
                 self._keep_version(number, subject, schema)
             return number
 
-    def reasons_against(self, subject: str, schema: SchemaToAdd, version: str | None) -> list[str]:
+    def incompatibility_reasons(self, subject: str, schema: SchemaToAdd, version: str | None) -> list[str]:
         """Return why a schema can't be added; with a version, it is compared with that one alone."""
         if version is None:
             with self._lock:
                 return self._reasons(subject, schema, self._of(subject))
-        old = self.find_numbered(subject, version)
+        old = self.version_of_subject(subject, version)
         with self._lock:
             return self._reasons(subject, schema, [old])
 
-    def level_of(self, subject: str | None) -> str:
+    def compatibility_level_of(self, subject: str | None) -> str:
         """Return the compatibility level of a subject; None: the default level."""
         with self._lock:
             return self._levels.get(subject or "", self._levels.get("", DEFAULT_LEVEL))
@@ -441,8 +441,10 @@ class Subjects:
         if any(old.kind != schema.kind for old in olds):
             return [f"the subject's schemas are of the kind {olds[-1].kind}"]
         if schema.kind == "AVRO":
-            new = whole_avro(schema.text, schema.imports, "the schema")
-            return incompatibilities(level, new, [whole_avro(old.text, old.imports, "the schema") for old in olds])
+            new = inline_avro_references(schema.text, schema.imports, "the schema")
+            return avro_incompatibilities(
+                level, new, [inline_avro_references(old.text, old.imports, "the schema") for old in olds]
+            )
         if schema.kind == "PROTOBUF":
             from kohort.schema_registry.protobuf_changes import protobuf_incompatibilities
 
@@ -704,7 +706,7 @@ def _shown(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, Any]:
     """Return a registered schema as the JSON of the REST interface; `schemaType` is left out for Avro."""
     text = schema.text
     if schema.kind == "PROTOBUF" and query.get("format") == "serialized":
-        text = _compiled(text, schema.imports).file_text()
+        text = _compiled(text, schema.imports).file_descriptor_text()
     shown = {"subject": schema.subject, "version": schema.version, "id": schema.id, "schema": text}
     if schema.references:
         shown["references"] = [asdict(reference) for reference in schema.references]
@@ -717,7 +719,9 @@ def _shown_by_id(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, A
 
 
 def _compatible(subjects: Subjects, parts: list[str], body: dict[str, Any]) -> dict[str, Any]:
-    reasons = subjects.reasons_against(parts[0], subjects.schema_to_add(body), parts[1] if len(parts) > 1 else None)
+    reasons = subjects.incompatibility_reasons(
+        parts[0], subjects.schema_to_add(body), parts[1] if len(parts) > 1 else None
+    )
     return {"is_compatible": not reasons, "messages": reasons}
 
 
@@ -737,7 +741,7 @@ _ROUTES: list[tuple[str, re.Pattern[str], _Respond]] = [
         (
             "GET",
             "/subjects/([^/]+)/versions/([^/]+)",
-            lambda subjects, parts, query: _shown(subjects.find_numbered(*parts), query),
+            lambda subjects, parts, query: _shown(subjects.version_of_subject(*parts), query),
         ),
         (
             "GET",
@@ -758,7 +762,7 @@ _ROUTES: list[tuple[str, re.Pattern[str], _Respond]] = [
         (
             "GET",
             "/config(?:/([^/]+))?",
-            lambda subjects, parts, _body: {"compatibilityLevel": subjects.level_of(*parts or [None])},
+            lambda subjects, parts, _body: {"compatibilityLevel": subjects.compatibility_level_of(*parts or [None])},
         ),
         (
             "PUT",

@@ -25,7 +25,7 @@ float can have beside `multipleOf`.
 """
 
 
-def json_value(data: bytes, max_bytes: int) -> Any:
+def parse_json_value(data: bytes, max_bytes: int) -> Any:
     """Return the JSON after the schema id of a value, without a check against its schema.
 
     Raises:
@@ -49,7 +49,7 @@ def json_writer(text: str, number: int, imports: tuple[tuple[str, str], ...] = (
     Raises:
         InvalidInputError: the schema is invalid, or jsonschema is not installed.
     """
-    check = json_check(text, imports)
+    check = json_schema_checker(text, imports)
     prefix = schema_prefix(number)
 
     def write_value(value: Any) -> bytes:
@@ -71,7 +71,7 @@ def json_writer(text: str, number: int, imports: tuple[tuple[str, str], ...] = (
     return write_value
 
 
-def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], None]:
+def json_schema_checker(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable[[Any], None]:
     """Return a function that compares parsed JSON with a JSON Schema, and raises InvalidInputError if it differs.
 
     References within the schema, and to those that it is given, are followed. Nothing is fetched. `format` is not
@@ -98,7 +98,7 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
     try:
         schema = json.loads(text)
         kind = validator_for(schema, default=Draft7Validator)
-        with limited_time():
+        with limit_check_time():
             _check_schema(kind, schema)
         known = REGISTRY.with_resources(_referenced_schemas(schema, imports))  # the default fetches references by HTTP
     except InvalidInputError:
@@ -106,13 +106,13 @@ def json_check(text: str, imports: tuple[tuple[str, str], ...] = ()) -> Callable
     except _ODD_SCHEMA as error:
         raise InvalidInputError(f"no JSON Schema: {str(error)[:_REASON_MAX]}") from None
     validator = bounded_validator(kind)(schema, registry=known)
-    unseen = unseen_patterns([schema, *(json.loads(text) for _, text in imports)])
+    unseen = unbounded_patterns([schema, *(json.loads(text) for _, text in imports)])
 
     def check_value(value: Any) -> None:
         try:
             for pattern in unseen:
-                refuse_slow(pattern, longest_name(value))
-            with limited_time():
+                refuse_slow_pattern(pattern, longest_name(value))
+            with limit_check_time():
                 error = next(validator.iter_errors(value), None)
         except Unresolvable as missing:
             raise InvalidInputError(
@@ -172,8 +172,11 @@ _time = threading.local()
 
 
 @contextmanager
-def limited_time() -> Iterator[None]:
-    """Context manager that limits the CPU time of a check by jsonschema; `refuse_late` raises after `CHECK_CPU_S`."""
+def limit_check_time() -> Iterator[None]:
+    """Context manager that limits the CPU time of a check by jsonschema.
+
+    `refuse_after_time_limit` raises after `CHECK_CPU_S`.
+    """
     _time.ends_s = time.thread_time() + CHECK_CPU_S
     try:
         yield
@@ -181,8 +184,8 @@ def limited_time() -> Iterator[None]:
         _time.ends_s = None
 
 
-def refuse_late() -> None:
-    """Raise an error if the current check has used up the CPU time that `limited_time` allows.
+def refuse_after_time_limit() -> None:
+    """Raise an error if the current check has used up the CPU time that `limit_check_time` allows.
 
     Raises:
         InvalidInputError: the time is used up.
@@ -236,7 +239,7 @@ def _searcher(pattern: str) -> Callable[[str], bool]:
     compiled = re.compile(pattern)
 
     def search_counted(text: str) -> bool:
-        refuse_slow(pattern, len(text))
+        refuse_slow_pattern(pattern, len(text))
         return compiled.search(text) is not None
 
     return search_counted
@@ -268,11 +271,11 @@ def has_match(pattern: str, text: str) -> bool:
         re.error: the pattern is malformed.
     """
     found = _searcher(pattern)(text)
-    refuse_late()
+    refuse_after_time_limit()
     return found
 
 
-def refuse_slow(pattern: str, length: int) -> None:
+def refuse_slow_pattern(pattern: str, length: int) -> None:
     """Refuse a pattern that Python's engine could search for too long in a text of this many characters.
 
     Raises:
@@ -375,7 +378,7 @@ def bounded_validator(kind: Any) -> Any:
 
     def evolve_bounded(validator: Any, **changes: Any) -> Any:
         """Bound the validator of one part of a schema, which may name a draft of its own."""
-        refuse_late()
+        refuse_after_time_limit()
         found = evolve(validator, **changes)
         if isinstance(found, made):
             return found
@@ -476,7 +479,7 @@ def _identity(value: Any) -> Hashable:
     return "number", f"{int(value):x}" if value == value // 1 else repr(value)
 
 
-def unseen_patterns(schemas: Iterable[Any]) -> list[str]:
+def unbounded_patterns(schemas: Iterable[Any]) -> list[str]:
     """Return the patterns that jsonschema itself applies to property names with Python's `re`, without a time limit.
 
     For `unevaluatedProperties` it uses the patterns of all `patternProperties`. Empty if no schema has that keyword.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kohort.schema_registry.protobuf_files import is_built_in
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema
-from kohort.schema_registry.protobuf_values import has_shown_default, is_map
+from kohort.schema_registry.protobuf_values import decodes_unset_as_default, is_map
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor, OneofDescriptor
@@ -169,7 +169,7 @@ def _reading_differences(writer: Descriptor, reader: Descriptor, compared: set[t
 def _default_differences(old: Any, new: FieldDescriptor, path: str) -> Iterator[str]:
     """Yield a text if two versions of a field decode as different defaults when the field is not set."""
     if not (new.is_repeated or old.is_repeated) and any(
-        field.has_default_value and has_shown_default(field) for field in (old, new)
+        field.has_default_value and decodes_unset_as_default(field) for field in (old, new)
     ):
         defaults = [
             field.default_value.encode() if isinstance(field.default_value, str) else field.default_value

@@ -305,7 +305,7 @@ class ProtobufSchema:
         return count, total
 
     @classmethod
-    def of_set(cls, text: str, name: str) -> ProtobufSchema:
+    def from_descriptor_set(cls, text: str, name: str) -> ProtobufSchema:
         """Return the schema of a serialized FileDescriptorSet in Base64, as `protoc --include_imports` makes it.
 
         Raises:
@@ -321,11 +321,11 @@ class ProtobufSchema:
         except (binascii.Error, DecodeError, ValueError):
             raise UnusableSchemaError(f"{name} is no descriptor set of Protobuf in Base64") from None
 
-    def set_text(self) -> str:
-        """Return all files as Base64, which `of_set` reads."""
+    def descriptor_set_text(self) -> str:
+        """Return all files as Base64, which `from_descriptor_set` reads."""
         return base64.b64encode(self.set.SerializeToString(deterministic=True)).decode()
 
-    def file_text(self) -> str:
+    def file_descriptor_text(self) -> str:
         """Return the schema's file as Base64, as Confluent's client for Python registers it."""
         return base64.b64encode(self.set.file[-1].SerializeToString(deterministic=True)).decode()
 
@@ -512,7 +512,7 @@ def read_indexes(data: bytes) -> tuple[tuple[int, ...], int]:
     return tuple(found), at
 
 
-def indexes_bytes(indexes: tuple[int, ...]) -> bytes:
+def encode_indexes(indexes: tuple[int, ...]) -> bytes:
     """Encode message indexes: one zero byte for the file's first message, else count and indexes as zigzag varints."""
     return b"\0" if indexes == (0,) else b"".join(map(_varint_bytes, (len(indexes), *indexes)))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.schema_registry.prefix import check_size, schema_prefix
 from kohort.schema_registry.protobuf_files import is_built_in
-from kohort.schema_registry.protobuf_schemas import ProtobufSchema, indexes_bytes, read_indexes
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, encode_indexes, read_indexes
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
@@ -52,7 +52,7 @@ _WRAPPERS = frozenset(
 )
 
 
-def well_known(message: Descriptor) -> str:
+def well_known_kind(message: Descriptor) -> str:
     """Return the kind of one of Protobuf's own messages: timestamp, duration, wrapper; "" for any other message."""
     names = set(message.fields_by_name)
     if not is_built_in(message.file.name):
@@ -68,7 +68,7 @@ def is_map(field: FieldDescriptor) -> bool:
     return message is not None and bool(message.GetOptions().map_entry) and field.is_repeated
 
 
-def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
+def max_value_bytes_of(message: Descriptor, max_bytes: int) -> int:
     """Return the maximum size of a value of a message: `max_bytes`, or less if a message within it has many fields.
 
     Few bytes of such a message make a large object.
@@ -77,7 +77,7 @@ def max_bytes_of(message: Descriptor, max_bytes: int) -> int:
     return max_bytes // max(1, -(-fields // FIELDS_PER_SHARE))
 
 
-def class_of(message: Descriptor) -> Any:
+def message_class_of(message: Descriptor) -> Any:
     """Return the Python class of a message type.
 
     Classes of the messages within it are made first, because protobuf would make them by recursion.
@@ -116,7 +116,7 @@ def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
     """
     from google.protobuf.message import DecodeError
 
-    methods = message_methods()
+    methods = empty_message_class()
     found: Message = message_class()
     try:
         methods.MergeFromString(found, data)
@@ -129,7 +129,7 @@ def parsed_message(message_class: Any, data: bytes, name: str) -> Message:
 
 
 @lru_cache(maxsize=1)
-def message_methods() -> Any:
+def empty_message_class() -> Any:
     """Return the message class `Empty`, through which methods of any message are called.
 
     A message's own attribute may be a field that has the name of a method.
@@ -158,11 +158,11 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         message = schema.message_at(indexes)
         name = f"the message {message.full_name} of {schema.name}"
         try:
-            message_class, to_dict = class_of(message), readers.message_reader(message)
+            message_class, to_dict = message_class_of(message), readers.message_converter(message)
         except ValueError as error:
             refused[indexes] = f"{name} can't be read: {str(error)[:200]}"
             raise CorruptDataError(refused[indexes]) from None
-        return message_class, to_dict, max_bytes_of(message, max_bytes), name
+        return message_class, to_dict, max_value_bytes_of(message, max_bytes), name
 
     def read_value(data: bytes) -> dict[str, Any]:
         check_size(data, max_bytes)
@@ -186,7 +186,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
 class _MessageReader:
     """A converter of messages of one type to dicts."""
 
-    def take_fields(self, message: Descriptor, readers: MessageReaders) -> None:
+    def build_field_converters(self, message: Descriptor, readers: MessageReaders) -> None:
         """Make the readers of the message's fields.
 
         Raises:
@@ -197,12 +197,12 @@ class _MessageReader:
         self._empty: list[tuple[str, type]] = []
         self._convert: dict[int, Convert | None] = {}
         for field in message.fields:
-            convert = readers.field_reader(field)
+            convert = readers.field_converter(field)
             self._convert[field.number] = convert
             if field.is_repeated:
                 self._defaults[field.name] = None
                 self._empty.append((field.name, dict if is_map(field) else list))
-            elif not has_shown_default(field):
+            elif not decodes_unset_as_default(field):
                 self._defaults[field.name] = None
             else:
                 default = field.default_value
@@ -211,11 +211,11 @@ class _MessageReader:
                 self._defaults[field.name] = default if convert is None else convert(default, MessageBudget())
 
     def __call__(self, message: Message, budget: MessageBudget) -> dict[str, Any]:
-        budget.take_messages(self._cost)
+        budget.count_messages(self._cost)
         found = dict(self._defaults)
         for name, kind in self._empty:
             found[name] = kind()
-        for field, value in message_methods().ListFields(message):
+        for field, value in empty_message_class().ListFields(message):
             if not field.is_extension:
                 convert = self._convert[field.number]
                 found[field.name] = value if convert is None else convert(value, budget)
@@ -232,7 +232,7 @@ class MessageBudget:
     def __init__(self) -> None:
         self._left = MESSAGES_MAX
 
-    def take_messages(self, count: int) -> None:
+    def count_messages(self, count: int) -> None:
         """Count messages against the budget.
 
         Raises:
@@ -256,7 +256,7 @@ class MessageReaders:
         self._left: list[tuple[Descriptor, _MessageReader]] = []
         self._checks_text: dict[str, bool] = {}
 
-    def message_reader(self, message: Descriptor) -> _MessageReader:
+    def message_converter(self, message: Descriptor) -> _MessageReader:
         """Return the reader of a message, which makes a dict. It is kept once all messages in it have readers.
 
         Raises:
@@ -267,7 +267,7 @@ class MessageReaders:
             found = self._inner_reader(message)
             while self._left:  # not recursive: a schema may have a chain of 10,000 messages
                 inner, reader = self._left.pop()
-                reader.take_fields(inner, self)
+                reader.build_field_converters(inner, self)
             self._complete.update(self._begun)
             return found
 
@@ -278,11 +278,11 @@ class MessageReaders:
             self._left.append((message, found))
         return found
 
-    def field_reader(self, field: FieldDescriptor) -> Convert | None:
+    def field_converter(self, field: FieldDescriptor) -> Convert | None:
         """Return a function that converts a field's value in protobuf; None: the value needs no conversion."""
         if is_map(field):
             key, value = (self._item_reader(field.message_type.fields_by_name[part]) for part in ("key", "value"))
-            return self.map_reader(key, value)
+            return self.map_converter(key, value)
         item = self._item_reader(field)
         if not field.is_repeated:
             return item
@@ -291,13 +291,13 @@ class MessageReaders:
     def _item_reader(self, field: FieldDescriptor) -> Convert | None:
         message = field.message_type
         if message is None:
-            return self.leaf_reader(field)
-        kind = well_known(message)
+            return self.scalar_converter(field)
+        kind = well_known_kind(message)
         if kind == "wrapper":
-            return _counted(self.leaf_reader(message.fields_by_name["value"]), lambda found: found.value)
-        return _counted(self.time_reader(kind)) if kind else self._inner_reader(message)
+            return _counted(self.scalar_converter(message.fields_by_name["value"]), lambda found: found.value)
+        return _counted(self.time_converter(kind)) if kind else self._inner_reader(message)
 
-    def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
+    def scalar_converter(self, field: FieldDescriptor) -> Convert | None:
         """Return a function that converts a value that is no message; None: the value needs no conversion."""
         if field.type == field.TYPE_STRING and not self._is_checked(field):
             return _checked_text
@@ -317,13 +317,13 @@ class MessageReaders:
             self._checks_text[name] = file.syntax == "proto3"
         return self._checks_text[name]
 
-    def time_reader(self, kind: str) -> Convert:
+    def time_converter(self, kind: str) -> Convert:
         """Return a function that converts a timestamp or duration."""
         if kind == "timestamp":
             return lambda found, _budget: EPOCH + timedelta(microseconds=timestamp_us(found))
         return lambda found, _budget: timedelta(microseconds=duration_us(found))
 
-    def map_reader(self, key: Convert | None, item: Convert | None) -> Convert:
+    def map_converter(self, key: Convert | None, item: Convert | None) -> Convert:
         """Return a function that converts a map by the functions for its keys and values."""
         if key is None and item is None:
             return lambda found, _budget: dict(found)
@@ -344,7 +344,7 @@ def _counted(item: Convert | None, value_of: Callable[[Any], Any] = lambda found
     convert = item or _unconverted
 
     def convert_counted(found: Any, budget: MessageBudget) -> Any:
-        budget.take_messages(1)
+        budget.count_messages(1)
         return convert(value_of(found), budget)
 
     return convert_counted
@@ -356,7 +356,7 @@ def _checked_text(found: Any, _budget: MessageBudget) -> str:
     return found
 
 
-def has_shown_default(field: FieldDescriptor) -> bool:
+def decodes_unset_as_default(field: FieldDescriptor) -> bool:
     """Return whether an unset Protobuf field is decoded as its default value; otherwise it is decoded as None."""
     if field.message_type is not None or field.is_repeated or field.containing_oneof is not None:
         return False
@@ -408,10 +408,10 @@ def protobuf_writer(schema: ProtobufSchema, number: int, message: str | None = N
     from google.protobuf.message import EncodeError, Message
 
     found = schema.message_named(message)
-    prefix = schema_prefix(number) + indexes_bytes(schema.indexes_of(found))
+    prefix = schema_prefix(number) + encode_indexes(schema.indexes_of(found))
     build = _MessageWriter(found)
     try:
-        made, serialize = class_of(found), message_methods().SerializeToString
+        made, serialize = message_class_of(found), empty_message_class().SerializeToString
     except ValueError as error:
         raise InvalidInputError(f"{found.full_name} can't be written: {error}") from None
 
@@ -544,7 +544,7 @@ def _item_writer(field: FieldDescriptor, *, in_map: bool) -> Callable[[Any], Any
             return _float
         integers = (field.CPPTYPE_INT32, field.CPPTYPE_INT64, field.CPPTYPE_UINT32, field.CPPTYPE_UINT64)
         return _scalar if field.cpp_type in integers else _unchanged
-    kind = well_known(message)
+    kind = well_known_kind(message)
     builders: dict[str, Callable[[Any], Any]] = {"timestamp": _timestamp, "duration": _duration}
     if kind == "wrapper":
         builders[kind] = _wrapper_of(_item_writer(message.fields_by_name["value"], in_map=False))
@@ -575,7 +575,7 @@ def _scalar(found: Any) -> Any:
     return found
 
 
-def unknown_enum_name(enum: EnumDescriptor) -> str:
+def unknown_enum_prefix(enum: EnumDescriptor) -> str:
     """Return the prefix of the name that Spark gives to an unnamed number of an enum; the number follows it."""
     return f"UNKNOWN_ENUM_VALUE_{enum.name}_"
 
@@ -583,7 +583,7 @@ def unknown_enum_name(enum: EnumDescriptor) -> str:
 def _enum_writer(enum: EnumDescriptor) -> Callable[[Any], int]:
     """Return a function that turns an enum's names into numbers, and leaves numbers unchanged."""
     numbers: dict[str, int] = {value.name: value.number for value in enum.values}
-    unknown = unknown_enum_name(enum)
+    unknown = unknown_enum_prefix(enum)
 
     def number_of(found: Any) -> int:
         if isinstance(found, str) and found in numbers:

@@ -33,11 +33,11 @@ from kohort.errors import (
     RetriableError,
     TimedOutError,
 )
-from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.avro_references import inline_avro_references
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_files import is_built_in
 from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 
 SCHEMA_BYTES_MAX = 1024 * 1024
 """Size of the largest schema: Confluent's registry keeps it in one record, for which Kafka's limit is 1 MiB."""
@@ -213,7 +213,7 @@ class SchemaRegistry:
     number of threads may use one client.
     """
 
-    @checked_call
+    @check_call_arguments
     def __init__(
         self,
         url: str,
@@ -269,7 +269,7 @@ class SchemaRegistry:
             RetriableError: the registry can't be reached, or has a fault.
         """
         answer = self._ask("GET", f"/subjects/{urllib.parse.quote(subject, safe='')}/versions/latest")
-        return self._with_imports(_schema_of(answer, subject, None))
+        return self._resolve_imports(_schema_of(answer, subject, None))
 
     def register(
         self, subject: str, schema: str, kind: str = "AVRO", *, references: Sequence[SchemaReference] = ()
@@ -391,7 +391,7 @@ class SchemaRegistry:
         if schema is None:
             found = self.latest(subject)
         else:
-            found = self._with_imports(RegisteredSchema(0, kind, schema, references=tuple(references)))
+            found = self._resolve_imports(RegisteredSchema(0, kind, schema, references=tuple(references)))
         if found.kind == "PROTOBUF":
             from kohort.schema_registry.protobuf_values import protobuf_writer
 
@@ -408,7 +408,7 @@ class SchemaRegistry:
         if found.kind == "AVRO":
             from kohort.schema_registry.avro_values import avro_writer
 
-            writer_of = partial(avro_writer, whole_avro(found.text, found.imports, _name_of(found)))
+            writer_of = partial(avro_writer, inline_avro_references(found.text, found.imports, _name_of(found)))
         else:
             from kohort.schema_registry.json_values import json_writer
 
@@ -455,18 +455,18 @@ class SchemaRegistry:
         """
         try:
             schema = _schema_of(answer, "", number)
-            return _KnownSchema(schema if schema.kind == "JSON" else self._with_imports(schema))
+            return _KnownSchema(schema if schema.kind == "JSON" else self._resolve_imports(schema))
         except UnusableSchemaError as error:
             return _KnownSchema(None, error.message)
 
-    def _with_imports(self, schema: RegisteredSchema) -> RegisteredSchema:
+    def _resolve_imports(self, schema: RegisteredSchema) -> RegisteredSchema:
         """Return a schema with the files that it imports.
 
         Raises:
             UnusableSchemaError: the registry does not have one, or there are too many, or two of one name.
             KafkaError: the registry fails.
         """
-        return with_imports(schema, self._version)
+        return resolve_imports(schema, self._version)
 
     def _version(self, reference: SchemaReference) -> RegisteredSchema:
         subject = urllib.parse.quote(reference.subject, safe="")
@@ -703,11 +703,11 @@ def _schema_of(answer: dict[str, Any], subject: str, number: int | None) -> Regi
     name = f"the schema {number}" if number is not None else f"the newest schema of {subject}"
     if len(text.encode(errors="replace")) > SCHEMA_BYTES_MAX:
         raise UnusableSchemaError(f"{name} has more than {SCHEMA_BYTES_MAX} bytes")
-    references = references_of(answer.get("references"), name)
+    references = parse_references(answer.get("references"), name)
     return RegisteredSchema(_id_of(answer) if number is None else number, kind, text, subject, version, references)
 
 
-def references_of(answer: Any, name: str) -> tuple[SchemaReference, ...]:
+def parse_references(answer: Any, name: str) -> tuple[SchemaReference, ...]:
     """Return the references of an answer or a request.
 
     Raises:
@@ -727,7 +727,7 @@ def references_of(answer: Any, name: str) -> tuple[SchemaReference, ...]:
     return made
 
 
-def with_imports(
+def resolve_imports(
     schema: RegisteredSchema, find_version: Callable[[SchemaReference], RegisteredSchema]
 ) -> RegisteredSchema:
     """Return a schema with the files that it imports, and those that they import, each looked up once.
@@ -786,14 +786,14 @@ def _reader_of(schema: RegisteredSchema, max_bytes: int) -> tuple[Callable[[byte
         from kohort.schema_registry.avro_values import avro_reader
 
         name = f"the schema {schema.id}"
-        return avro_reader(whole_avro(schema.text, schema.imports, name), name, max_bytes), 0
+        return avro_reader(inline_avro_references(schema.text, schema.imports, name), name, max_bytes), 0
     if schema.kind == "PROTOBUF":
         from kohort.schema_registry.protobuf_values import protobuf_reader
 
         made = compiled(schema.text, schema.imports, f"the schema {schema.id}")
         return protobuf_reader(made, max_bytes), made.counted_bytes // PARSED_SHARE
     if schema.kind == "JSON":
-        from kohort.schema_registry.json_values import json_value
+        from kohort.schema_registry.json_values import parse_json_value
 
-        return (lambda data: json_value(data, max_bytes)), 0
+        return (lambda data: parse_json_value(data, max_bytes)), 0
     raise UnusableSchemaError(f"the schema {schema.id} is of the kind {schema.kind}, which can't be read")

@@ -16,7 +16,7 @@ time. An enum's name of 20,000 characters makes 400 MB of a value of 20 KB.
 """
 
 
-def shown_json(registry: SchemaRegistry, data: bytes) -> bytes:
+def value_as_json(registry: SchemaRegistry, data: bytes) -> bytes:
     """Return a value as JSON in UTF-8.
 
     Times are in ISO 8601, bytes in base 64, decimals, UUIDs, NaN and infinite numbers are text.

@@ -8,7 +8,7 @@
     # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
 
 Annotations are read at a call's first use. A method that is called for every record checks its arguments itself, with
-`Arguments.take` where something is wrong, and is marked `checks_itself`.
+`Arguments.take` where something is wrong, and is marked `skips_argument_checks`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import update_wrapper
 from typing import Any, TypeVar, cast
 
 from kohort.errors import InvalidInputError
-from kohort.settings.validation import ANYTHING, INT32_MAX, ValidationError, Validator, list_of, validator_for
+from kohort.settings.validation import ANYTHING, INT32_MAX, ValidationError, Validator, list_validator, validator_for
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -39,18 +39,18 @@ _SETTINGS_CHECK = ("bootstrap_servers",)
 def checks_arguments(cls: type[T]) -> type[T]:
     """Make the public methods of a class raise InvalidInputError for arguments that their signatures do not admit."""
     for name, method in list(vars(cls).items()):
-        if not name.startswith("_") and inspect.isfunction(method) and not hasattr(method, "checks_itself"):
-            setattr(cls, name, checked_call(method))
+        if not name.startswith("_") and inspect.isfunction(method) and not hasattr(method, "skips_argument_checks"):
+            setattr(cls, name, check_call_arguments(method))
     return cls
 
 
-def checks_itself(method: F) -> F:
+def skips_argument_checks(method: F) -> F:
     """Mark a method that `checks_arguments` leaves unchanged, because it checks its arguments itself."""
-    method.checks_itself = True  # type: ignore[attr-defined]
+    method.skips_argument_checks = True  # type: ignore[attr-defined]
     return method
 
 
-def checked_call(method: F) -> F:
+def check_call_arguments(method: F) -> F:
     """Make a method raise InvalidInputError for arguments that do not fit its signature; for classes of users."""
     arguments = Arguments(method)
     fit = arguments.fit
@@ -269,7 +269,7 @@ class Arguments:
             try:
                 taken.append(validator.take(value))
             except ValidationError as error:
-                many = list_of(validator).fits(value)
+                many = list_validator(validator).fits(value)
                 text = error.within(f"[{at}]").text(self._rest)
                 text = f"{text.partition('; write')[0]}; write {self._method.__name__}(*{self._rest})" if many else text
                 raise self._refused(args, text) from None

@@ -376,7 +376,7 @@ def settings_documentation(cls: type, indent: str = "") -> str:
     lines = []
     for setting in settings(cls).values():
         lines += [
-            f"{setting.field}: {default_of(setting)}",
+            f"{setting.field}: {default_text(setting)}",
             f"    {setting.declaration.why[:1].upper()}{setting.declaration.why[1:]}.",
         ]
     return "\n".join(indent + line for line in lines)
@@ -405,7 +405,7 @@ class _Documentation:
         return f"{self._text}\n\nSettings, by keyword, with their defaults:\n{listed}\n"
 
 
-def default_of(setting: Setting) -> str:
+def default_text(setting: Setting) -> str:
     """Return a setting's default with its unit, and its choices or range, for documentation."""
     fact = setting.declaration
     default = ",".join(setting.default) if isinstance(setting.default, tuple) else setting.default
@@ -417,7 +417,7 @@ def default_of(setting: Setting) -> str:
     return text
 
 
-def parse_listen(listen: str) -> tuple[str, int]:
+def parse_listen_address(listen: str) -> tuple[str, int]:
     """Return the host and port of `HOST:PORT`, `[V6]:PORT` or `PLAINTEXT://HOST:PORT`.
 
     Raises:

@@ -20,7 +20,7 @@ _ESCAPED = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v
 """Letters that mean another character behind a backslash in Java's StreamTokenizer, which reads login modules."""
 
 
-def jaas_options(text: str) -> dict[str, str]:
+def parse_jaas_options(text: str) -> dict[str, str]:
     """Parse the options of a JAAS login module: `…ScramLoginModule required username="a" …;`.
 
     A value stands in double or single quotes, where a backslash escapes the next character. A value without a space, a

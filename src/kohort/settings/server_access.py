@@ -14,7 +14,7 @@ from kohort.errors import InvalidInputError
 from kohort.settings.config import is_loopback
 
 
-class AccessWays(NamedTuple):
+class AccessOptionNames(NamedTuple):
     """The options that open a server to other machines, as error texts name them; None: the server lacks the option.
 
     Attributes:
@@ -28,14 +28,14 @@ class AccessWays(NamedTuple):
     client_ca: str | None = "--client-ca FILE"
 
 
-OPTIONS = AccessWays()
-METRICS_OPTIONS = AccessWays("--metrics-insecure", "--metrics-tls FILE", "--metrics-client-ca FILE")
-METRICS_PROPERTIES = AccessWays(
+OPTIONS = AccessOptionNames()
+METRICS_OPTIONS = AccessOptionNames("--metrics-insecure", "--metrics-tls FILE", "--metrics-client-ca FILE")
+METRICS_PROPERTIES = AccessOptionNames(
     "--metrics-insecure (allow.insecure.metrics=true)",
     "--metrics-tls FILE (metrics.tls.location)",
     "--metrics-client-ca FILE (metrics.client.ca.location)",
 )
-METRICS_ARGUMENTS = AccessWays("metrics_insecure=True", "metrics_tls=FILE", "metrics_client_ca=FILE")
+METRICS_ARGUMENTS = AccessOptionNames("metrics_insecure=True", "metrics_tls=FILE", "metrics_client_ca=FILE")
 READS_METRICS = "read the metrics"
 
 
@@ -53,7 +53,7 @@ class ServerAccess:
     client_ca: Path | None = None
     is_insecure: bool = False
 
-    def check(self, host: str, port: int, server: str, consequence: str, ways: AccessWays = OPTIONS) -> None:
+    def check(self, host: str, port: int, server: str, consequence: str, ways: AccessOptionNames = OPTIONS) -> None:
         """Check that the operator has said who may connect, if other machines can.
 
         Args:
@@ -74,7 +74,7 @@ class ServerAccess:
 
 
 def refuse_beyond_loopback(
-    host: str, port: int, server: str, consequence: str, *, is_encrypted: bool, ways: AccessWays = OPTIONS
+    host: str, port: int, server: str, consequence: str, *, is_encrypted: bool, ways: AccessOptionNames = OPTIONS
 ) -> None:
     """Refuse to listen on an address that other machines can reach; callers ask where nothing restricts who connects.
 

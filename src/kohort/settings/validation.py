@@ -170,7 +170,7 @@ _ASSIGNED_SECRET = re.compile(r"(?:pass\w*|pwd|secret\w*|token)\s*=", re.IGNOREC
 """A secret among parameters in place of a URL, such as `host=db password=…`."""
 
 
-def shown_url(url: str) -> str:
+def redacted_url(url: str) -> str:
     """Return a URL as a message shows it: without user, password, query and fragment, which may be secrets."""
     found = _SCHEME.match(url)
     scheme, rest = (found[0], url[found.end() :]) if found and ("//" in found[0] or "@" not in url) else ("", url)
@@ -228,7 +228,7 @@ def validator_for(hint: Any, name: str = "") -> Validator:
     if isinstance(origin, type) and issubclass(origin, Iterable) and arguments:
         if issubclass(origin, Mapping):
             return _dict(*(validator_for(argument, name) for argument in arguments))
-        return list_of(validator_for(arguments[0], name), "tuple" if origin is tuple else "list")
+        return list_validator(validator_for(arguments[0], name), "tuple" if origin is tuple else "list")
     plain = {bool: _bool, int: _int, float: _float, str: _str}.get(origin)
     if plain is not None:
         return plain(name)
@@ -314,7 +314,7 @@ def _row(parts: Sequence[Validator]) -> Validator:
     return Validator(expected, accept_row)
 
 
-def list_of(item: Validator, kind: str = "list") -> Validator:
+def list_validator(item: Validator, kind: str = "list") -> Validator:
     """Return the validator of a collection of valid items."""
     expected = f"a {kind} of {item.expected}"
     form = "({},)" if kind == "tuple" else "[{}]"

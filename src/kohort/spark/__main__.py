@@ -35,10 +35,10 @@ def main() -> None:
     if not job.is_file():
         print_error_line(f"kohort: {job}: there is no such program")
         sys.exit(2)
-    from kohort.spark.in_place_of_kafka import cover_everything
+    from kohort.spark.in_place_of_kafka import replace_kafka_everywhere
 
     try:
-        cover_everything()
+        replace_kafka_everywhere()
     except InvalidInputError as error:
         print_error_line(f"kohort: {error.message}")
         sys.exit(2)
@@ -150,11 +150,11 @@ def account() -> str:
         lines.append(
             "  streaming queries without a group.id commit nothing: their offsets are in the checkpoints alone"
         )
-        lines.append(f"  to see their lag: {lag_command()}")
+        lines.append(f"  to see their lag: {checkpoint_lag_command()}")
     return "\n".join(lines)
 
 
-def lag_command() -> str:
+def checkpoint_lag_command() -> str:
     """Return the command that shows the lag of the job's queries by their checkpoints."""
     from kohort.spark.in_place_of_kafka import CHANGES
 

@@ -41,8 +41,8 @@ from kohort.errors import (
 from kohort.ids import TopicPartition
 from kohort.lag.snapshot import GroupReading
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.checkpoint_lines import OffsetLogFile, SourceLine
-from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, read_initial
+from kohort.spark.source.checkpoint_lines import OffsetLogFile, OffsetLogLine
+from kohort.spark.source.kafka_offsets import is_kafka_offset, parse_initial_offsets, parse_kafka_offset
 
 GROUP_TYPE: Final = "Spark"
 """The type of a query beside those of groups."""
@@ -89,7 +89,7 @@ class CheckpointFiles(Protocol):
         """Return a file's content; None if there is none."""
 
 
-class FolderFiles:
+class LocalFolderFiles:
     """The files of a query's checkpoint in a local folder."""
 
     def __init__(self, folder: str) -> None:
@@ -156,7 +156,7 @@ def _unreadable(path: str, error: OSError) -> KafkaError:
     return RetriableError(f"{path} can't be read: {error.strerror}")
 
 
-class StoreFiles:
+class ObjectStoreFiles:
     """A checkpoint in an object store, which has no empty folders. Credentials come from the environment."""
 
     def __init__(self, url: str) -> None:
@@ -204,11 +204,11 @@ def checkpoint_files(path: str) -> CheckpointFiles:
         InvalidInputError: The URL has a scheme that can't be read.
     """
     if path.lower().startswith(_STORES):
-        return StoreFiles(path)
+        return ObjectStoreFiles(path)
     local = _LOCAL.sub("", path, count=1)
     if _SCHEME.match(local):
         raise InvalidInputError(f"{path}: give a folder, or a URL that begins with {', '.join(_STORES)}")
-    return FolderFiles(local)
+    return LocalFolderFiles(local)
 
 
 class SparkCheckpoints:
@@ -411,7 +411,7 @@ def _parsed_log(files: CheckpointFiles, path: str, raw: bytes) -> OffsetLogFile:
     return log
 
 
-def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]:
+def _read_following(files: CheckpointFiles, batch: int) -> dict[str, OffsetLogLine]:
     """Return the source lines of a batch that is planned but not done; none while Spark still writes the file."""
     try:
         return {line.name: line for line in _read_log(files, batch).sources}
@@ -420,12 +420,12 @@ def _read_following(files: CheckpointFiles, batch: int) -> dict[str, SourceLine]
 
 
 def _read_source(
-    files: CheckpointFiles, batch: int, line: SourceLine, following: SourceLine | None
+    files: CheckpointFiles, batch: int, line: OffsetLogLine, following: OffsetLogLine | None
 ) -> tuple[Positions, str] | None:
     """Return a source's position with a text about the batch; None if it reads no Kafka topic or has no offsets yet."""
     offset, said = line.offset, f"batch {batch}" if batch >= 0 else "no batch is done"
     if is_kafka_offset(offset):
-        return (positions_of(offset) if batch >= 0 else _initial(files, line.name)), said
+        return (parse_kafka_offset(offset) if batch >= 0 else _initial(files, line.name)), said
     if not isinstance(offset, dict) or "kohort" not in offset:
         return None
     found = _batch_offset(files, offset)
@@ -451,7 +451,7 @@ def _initial(files: CheckpointFiles, source: str) -> Positions:
     path = f"sources/{source}/0"
     raw = _needed(files, path)
     try:
-        return read_initial(raw)
+        return parse_initial_offsets(raw)
     except CorruptDataError:
         raise CorruptDataError(f"{files.place}/{path} has no initial offsets of Spark's Kafka source") from None
 

@@ -26,15 +26,15 @@ from typing import Final, Literal, TypeAlias
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.checkpoint_lines import OffsetLogFile, SourceLine
+from kohort.spark.source.checkpoint_lines import OffsetLogFile, OffsetLogLine
 from kohort.spark.source.kafka_offsets import (
-    initial_bytes,
+    encode_initial_offsets,
+    finished_kafka_batch,
+    format_kafka_offset,
     is_kafka_offset,
-    kafka_offset,
-    positions_of,
-    read_initial,
-    taken_over,
-    unfinished_batch,
+    parse_initial_offsets,
+    parse_kafka_offset,
+    unfinished_kafka_batch,
 )
 
 Kind: TypeAlias = Literal["kafka", "kohort"]
@@ -71,7 +71,7 @@ class BatchRange:
     @property
     def starting_offsets(self) -> str:
         """The end offsets in the JSON form of `startingOffsets`, which both sources take."""
-        return json.dumps(kafka_offset(self.ends))
+        return json.dumps(format_kafka_offset(self.ends))
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class CheckpointLog:
         for line in self.log(batch).sources:
             offset = line.offset
             if is_kafka_offset(offset):
-                ends = positions_of(offset)
+                ends = parse_kafka_offset(offset)
                 starts = self._starts(batch, line.name, before.get(line.name))
                 yield BatchRange(batch, batch in self.done, line.name, "kafka", starts, ends)
             elif isinstance(offset, dict) and "kohort" in offset:
@@ -140,12 +140,12 @@ class CheckpointLog:
                 ends, group = batch_offset.ends(), batch_offset.group or ""
                 yield BatchRange(batch, batch in self.done, line.name, "kohort", starts, ends, group)
 
-    def _starts(self, batch: int, source: str, before: SourceLine | None) -> Positions:
+    def _starts(self, batch: int, source: str, before: OffsetLogLine | None) -> Positions:
         offset = None if before is None else before.offset
         if offset is not None:
-            return positions_of(offset) if is_kafka_offset(offset) else BatchOffset.from_json(offset).ends()
+            return parse_kafka_offset(offset) if is_kafka_offset(offset) else BatchOffset.from_json(offset).ends()
         path = self.folder / "sources" / source / "0"
-        return read_initial(path.read_bytes()) if path.exists() else {}
+        return parse_initial_offsets(path.read_bytes()) if path.exists() else {}
 
     def convert(self, to: Kind, committed: CommittedOffsets) -> Conversion:
         """Plan the files to write so that the other source can continue the query.
@@ -168,11 +168,11 @@ class CheckpointLog:
                 seen, log, before = self._to_kohort(seen, log, before)
             else:
                 seen = self._to_kafka(seen, log, committed)
-                log = log.with_offset(seen.source, kafka_offset(seen.ends))
+                log = log.with_offset(seen.source, format_kafka_offset(seen.ends))
                 if not seen.done and before is not None and self._has_begun(before, seen.source):
-                    before = before.with_offset(seen.source, kafka_offset(seen.starts))
+                    before = before.with_offset(seen.source, format_kafka_offset(seen.starts))
                 elif not seen.done:
-                    first[self.folder / "sources" / seen.source / "0"] = initial_bytes(seen.starts)
+                    first[self.folder / "sources" / seen.source / "0"] = encode_initial_offsets(seen.starts)
             planned.batches.append(seen)
         if not planned.batches:
             raise NotFoundError(f"{self.folder}: the last batch, {last}, has no source to convert to {to}")
@@ -223,13 +223,17 @@ class CheckpointLog:
     ) -> tuple[BatchRange, OffsetLogFile, OffsetLogFile | None]:
         query = uuid.uuid4().hex
         if seen.done:
-            return seen, log.with_offset(seen.source, taken_over(kafka_offset(seen.ends), query).to_json()), before
+            return (
+                seen,
+                log.with_offset(seen.source, finished_kafka_batch(format_kafka_offset(seen.ends), query).to_json()),
+                before,
+            )
         if not seen.starts:
             raise InvalidInputError(
                 f"{self.folder}: batch {seen.batch} is not finished, and sources/{seen.source}/0, which says where it "
                 "begins, is missing"
             )
-        start, batch = unfinished_batch(seen.starts, kafka_offset(seen.ends), query)
+        start, batch = unfinished_kafka_batch(seen.starts, format_kafka_offset(seen.ends), query)
         if before is not None:
             before = before.with_offset(seen.source, start.to_json())
         return seen, log.with_offset(seen.source, batch.to_json()), before

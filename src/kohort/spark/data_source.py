@@ -24,11 +24,11 @@ from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailable
 from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.spark.option_names import ignored_warning
+from kohort.spark.option_names import ignored_options_warning
 from kohort.spark.options import SourceOptions, is_table, parse_options
 from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
-from kohort.spark.source.bounds import check_forms
-from kohort.spark.source.error_frames import reason_first
+from kohort.spark.source.bounds import check_bound_options
+from kohort.spark.source.error_frames import show_reason_first
 from kohort.spark.source.single_reader_lock import Load
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # ruff: noqa: N802 (the methods' names are Spark's)
 
 
-class RefusedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class InvalidQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader of an invalid query: whichever method Spark calls first raises the error."""
 
     def __init__(self, error: Exception) -> None:
@@ -121,7 +121,7 @@ class KohortDataSource(DataSource):
     def name(cls) -> str:
         return "kohort"
 
-    @reason_first
+    @show_reason_first
     def schema(self) -> str:
         """Return the columns of a read.
 
@@ -135,7 +135,7 @@ class KohortDataSource(DataSource):
             self._warn(table.ignored)
             return table_schema(table)
         options = self._options()
-        check_forms(options)
+        check_bound_options(options)
         self._warn(options.ignored)  # every load() calls this method once
         found = _schema_from_registry(options)
         if found is not None:  # kept in the read, which Spark pickles after this call: the subject may get a newer one
@@ -143,7 +143,7 @@ class KohortDataSource(DataSource):
             options = self._options()
         return spark_schema(columns_of(options), _type_of_values(options))
 
-    @reason_first
+    @show_reason_first
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch read or of a table.
 
@@ -169,7 +169,7 @@ class KohortDataSource(DataSource):
         try:
             return self._stream_reader(schema)
         except KafkaError as error:
-            return RefusedReader(error)
+            return InvalidQueryReader(error)
 
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from kohort.spark.source.readers import KohortStreamReader
@@ -181,7 +181,7 @@ class KohortDataSource(DataSource):
         values = _values(options, schema, columns)
         return KohortStreamReader(options, columns, self.address, values, load=self._load)
 
-    @reason_first
+    @show_reason_first
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """Return the sink of `df.write`.
 
@@ -195,7 +195,7 @@ class KohortDataSource(DataSource):
             raise InvalidInputError("records are added to a topic, never replaced: write with mode('append')")
         return TopicWriter(self._writing(schema))
 
-    @reason_first
+    @show_reason_first
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the sink of `df.writeStream`; the output mode "complete" sends the whole result each time.
 
@@ -224,7 +224,7 @@ class KohortDataSource(DataSource):
 
     def _warn(self, ignored_options: Iterable[str]) -> None:
         """Log options without effect once for each `load()`, write or query, though each batch has a new sink."""
-        text = ignored_warning(ignored_options)
+        text = ignored_options_warning(ignored_options)
         warning = (hash(frozenset(self._raw.items())), text)
         if text is None or warning in _warned:
             return
@@ -243,12 +243,12 @@ def _schema_from_registry(options: SourceOptions) -> str | None:
 
 
 def _type_of_values(options: SourceOptions) -> str:
-    if not options.says_of_values():
+    if not options.declares_typed_values():
         return "binary"
-    from kohort.spark.values.declared import check_function, declare
+    from kohort.spark.values.declared import check_writer_schema_function, declare
 
     declared = declare(options)
-    check_function(options)
+    check_writer_schema_function(options)
     return declared.ddl
 
 
@@ -258,7 +258,7 @@ def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]
     Raises:
         InvalidInputError: a schema given by hand differs from the read's own.
     """
-    if not options.says_of_values():
+    if not options.declares_typed_values():
         refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
         return None
     from kohort.spark.values.declared import declare

@@ -22,8 +22,8 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
-from kohort.io.channel import GREETING_S, TOKEN_BYTES, Link, greet_caller, greet_listener
-from kohort.io.connection_gate import ConnectionGate, GatePlace
+from kohort.io.channel import GREETING_S, TOKEN_BYTES, Link, authenticate_caller, authenticate_listener
+from kohort.io.connection_gate import ConnectionGate, ConnectionSlot
 from kohort.io.platforms import after_fork_in_child
 
 log = logging.getLogger("kohort.spark")
@@ -142,7 +142,7 @@ class ChannelServer:
             place = self._gate.enter(address, partial(_hang_up, sock))
             self._serve_on_a_thread(sock, place)
 
-    def _serve_on_a_thread(self, sock: socket.socket, place: GatePlace) -> None:
+    def _serve_on_a_thread(self, sock: socket.socket, place: ConnectionSlot) -> None:
         try:
             threading.Thread(target=self._serve, args=(sock, place), name="kohort-channel-link", daemon=True).start()
         except RuntimeError as error:  # the process has all the threads that it may have
@@ -151,16 +151,16 @@ class ChannelServer:
                 "reconnects",
                 error,
             )
-            place.give_back()
+            place.release_slot()
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
 
-    def _serve(self, sock: socket.socket, place: GatePlace) -> None:
+    def _serve(self, sock: socket.socket, place: ConnectionSlot) -> None:
         query: str | None = None
         link: Link | None = None
         try:
-            link = greet_caller(sock, self.address.token)
+            link = authenticate_caller(sock, self.address.token)
             if not place.mark_authenticated():
                 log.warning(
                     "the driver program refuses a source's connection: the limit of %s connections is reached",
@@ -188,7 +188,7 @@ class ChannelServer:
         finally:
             if link is not None:
                 self._part(link, query)
-            place.give_back()
+            place.release_slot()
             with self._lock:
                 self._sockets.discard(sock)
             sock.close()
@@ -365,7 +365,7 @@ class ChannelClient:
     def _connect(self) -> Link:
         sock = socket.create_connection((LOOPBACK, self._address.port), GREETING_S)
         try:
-            return greet_listener(sock, self._address.token)
+            return authenticate_listener(sock, self._address.token)
         except BaseException:
             sock.close()
             raise
@@ -407,7 +407,7 @@ class ChannelClient:
         """Release the connection in a forked child: it belongs to the parent."""
         link, self._link = self._link, None
         if link is not None:
-            link.close_copy()
+            link.close_forked_copy()
 
 
 _OPEN_ENDS: weakref.WeakSet[ChannelServer | ChannelClient] = weakref.WeakSet()

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kohort.spark.driver_channel import ChannelAddress, ChannelServer, Message
-from kohort.spark.source.read_twice import ReadTwice, loads_of
+from kohort.spark.source.read_twice import ReadTwice, sources_in_plan
 from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 if TYPE_CHECKING:
@@ -124,9 +124,9 @@ class SinkListener(StreamingQueryListener):
         return list(self._sessions)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        self.refuse_double_reads(str(event.id), str(event.runId))
+        self.mark_double_reads(str(event.id), str(event.runId))
 
-    def refuse_double_reads(self, query: str, run: str) -> None:
+    def mark_double_reads(self, query: str, run: str) -> None:
         """Mark the sources of a starting query that read one topic in one group, so that they refuse to start.
 
         The query's sources do not run yet. When its plan can't be inspected, the query starts without the check.
@@ -135,7 +135,7 @@ class SinkListener(StreamingQueryListener):
             for session in self.sessions():
                 running = session.streams.get(query)
                 if running is not None:
-                    self._read_twice.started(run, loads_of(running._jsq.streamingQuery().analyzedPlan()))
+                    self._read_twice.started(run, sources_in_plan(running._jsq.streamingQuery().analyzedPlan()))
                     return
         except (Py4JError, OSError) as error:
             log.debug(
@@ -180,7 +180,7 @@ class _JsonProgressListener(JStreamingQueryListener):
 
     def onQueryStarted(self, jevent: Any) -> None:
         """Check the plan while the query waits to start."""
-        self.pylistener.refuse_double_reads(jevent.id().toString(), jevent.runId().toString())
+        self.pylistener.mark_double_reads(jevent.id().toString(), jevent.runId().toString())
 
     def onQueryIdle(self, jevent: object) -> None:
         """Do nothing."""
@@ -226,9 +226,9 @@ class Application:
 
     def _initial(self, _query: str, message: Message) -> Message:
         """Answer a source's request for the offsets at which its first batch starts."""
-        from kohort.spark.source.first_batch import answer_initial
+        from kohort.spark.source.first_batch import answer_first_batch_start
 
-        return answer_initial([] if self._listener is None else self._listener.sessions(), message)
+        return answer_first_batch_start([] if self._listener is None else self._listener.sessions(), message)
 
 
 _lock = threading.Lock()

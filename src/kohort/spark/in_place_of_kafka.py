@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kohort.spark.registration import register_source, require_pyspark, use_in_thread
+from kohort.spark.registration import activate_session_in_thread, register_source, require_pyspark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -102,7 +102,7 @@ class _GivenOptions:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-class WriteBatch:
+class BatchTopicWriter:
     """A function for `foreachBatch` that writes each batch of a query in update mode to its topic."""
 
     def __init__(self, options: dict[str, Any]) -> None:
@@ -119,7 +119,7 @@ def replace_kafka_in(session: SparkSession) -> None:
     install()
 
 
-def cover_everything() -> None:
+def replace_kafka_everywhere() -> None:
     """Run every job for "kafka" in this process on kohort, and keep sessions from fetching Spark's own source.
 
     Raises:
@@ -208,7 +208,7 @@ def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     _register(session)
     CHANGES.count_change(f'{type(end).__name__}.format("kafka") became format("kohort")')
     if hasattr(end, "_spark"):
-        use_in_thread(session)
+        activate_session_in_thread(session)
     return original(end, "kohort")
 
 
@@ -284,7 +284,7 @@ def _start(end: Any, original: Callable[..., Any], *args: Any, **given: Any) -> 
     given_options = _options_set_on(end)
     if given_options.is_kafka and given_options.mode == "update":
         more = {key: value for key, value in arguments.items() if key not in _START}
-        end.foreachBatch(WriteBatch(_of_the_sink(given_options.options | more)))
+        end.foreachBatch(BatchTopicWriter(_of_the_sink(given_options.options | more)))
         CHANGES.count_change("update mode writes each batch by foreachBatch")
     _remember_checkpoint(end, arguments)
     if given_options.is_kafka and _is_asynchronous(given_options.options | arguments):

@@ -18,7 +18,7 @@ from kohort.client.producer.settings import ProducerConfig
 from kohort.client.settings import ConnectionConfig, ConsumerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import from_properties, nearest_key, settings
-from kohort.spark.option_names import KAFKA_PREFIX, meant_name
+from kohort.spark.option_names import KAFKA_PREFIX, nearest_known_name
 
 Side = Literal["source", "sink", "table"]
 
@@ -167,7 +167,7 @@ _SECURITY = ("ssl.", "sasl.", "security.", "config.providers.")
 
 
 @dataclass(slots=True)
-class ClientSettings:
+class TranslatedSettings:
     """The outcome for the options with the prefix `kafka.`.
 
     Attributes:
@@ -179,7 +179,7 @@ class ClientSettings:
     ignored: list[str] = field(default_factory=list)
 
 
-def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> ClientSettings:
+def client_settings_from_options(kafka: Mapping[str, str], config: type, side: Side) -> TranslatedSettings:
     """Return a client's settings from the options with the prefix `kafka.`.
 
     Args:
@@ -196,7 +196,7 @@ def client_settings_of(kafka: Mapping[str, str], config: type, side: Side) -> Cl
         for name in (setting.declaration.name, *setting.declaration.aliases)
     }
     refused = {**REFUSED, **({"source": REFUSED_OF_SOURCE, "sink": REFUSED_OF_SINK}.get(side, {}))}
-    found = ClientSettings()
+    found = TranslatedSettings()
     by_reason: dict[str, list[str]] = {}
     logs_in = _logs_in(kafka)
     for name, value in kafka.items():
@@ -265,7 +265,7 @@ def _why_ignored(name: str, config: type, known: set[str]) -> str:
         return "settings of a consumer"
     if name in OF_PRODUCERS:
         return "settings of a producer"
-    meant = meant_name(name, [*known, *WITHOUT_EFFECT, *REFUSED])
+    meant = nearest_known_name(name, [*known, *WITHOUT_EFFECT, *REFUSED])
     if meant is None and name.startswith(_SECURITY) and not name.startswith("sasl.oauthbearer."):
         near = nearest_key(name, settings(config))
         hint = f"; did you mean {KAFKA_PREFIX}{near}?" if near is not None else ""
@@ -314,11 +314,11 @@ def checked_config(config: type, bootstrap_servers: str, taken: Mapping[str, Any
         if made.uses_sasl:
             sasl_mechanism(made)
     except InvalidInputError as error:
-        raise InvalidInputError(with_prefix(error.message, config), error.code) from None
+        raise InvalidInputError(name_settings_as_options(error.message, config), error.code) from None
     return made
 
 
-def with_prefix(text: str, config: type) -> str:
+def name_settings_as_options(text: str, config: type) -> str:
     """Replace names of settings in an error text by names of options, as `acks` by `kafka.acks`."""
     options = {setting.field: name for name, setting in settings(config).items() if "_" in setting.field}
     options |= {name: name for name in settings(config) if "." in name or name == "acks"}

@@ -21,7 +21,7 @@ _OF_THE_MEMBER: Final = ("group", "member", "generation", "rebalances", "lastDow
 """Fields of kohort's report that become metrics beside Spark's; those that are null are left out."""
 
 
-def in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] | None:
+def source_progress_in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return one of `sources` of a query's progress in the form of Spark's Kafka source.
 
     Args:
@@ -91,7 +91,7 @@ def _metrics(consumed: Offsets, latest: Offsets, report: Mapping[str, Any]) -> d
 
 def progress_in_kafka_form(progress: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a query's progress with kohort's sources in Spark's form; None if it has no source of kohort's."""
-    changed = [in_kafka_form(source) for source in progress["sources"]]
+    changed = [source_progress_in_kafka_form(source) for source in progress["sources"]]
     if not any(changed):
         return None
     return {**progress, "sources": [new or old for new, old in zip(changed, progress["sources"], strict=True)]}

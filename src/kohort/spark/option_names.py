@@ -54,7 +54,7 @@ SPELLINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class GivenOptions:
+class ClassifiedOptions:
     """The options of one read or write, sorted into those of kohort, of the Kafka client, and unknown ones.
 
     Attributes:
@@ -68,7 +68,7 @@ class GivenOptions:
     unknown: list[str] = field(default_factory=list)
 
 
-def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] = ()) -> GivenOptions:
+def classify_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] = ()) -> ClassifiedOptions:
     """Sort given options into those of kohort, of the Kafka client, and unknown ones.
 
     Args:
@@ -80,7 +80,7 @@ def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] 
         InvalidInputError: a name is probably a misspelt option, or there are no bootstrap servers.
     """
     spelling = {name.lower(): name for name in _names(declared)}
-    given = GivenOptions()
+    given = ClassifiedOptions()
     for key, value in raw.items():
         lower = key.lower()
         if lower in spelling:
@@ -88,7 +88,7 @@ def sort_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] 
         elif lower.startswith(KAFKA_PREFIX):
             given.kafka[lower.removeprefix(KAFKA_PREFIX)] = value
         elif lower not in ignored:
-            meant = meant_name(lower, [*spelling, SERVERS])
+            meant = nearest_known_name(lower, [*spelling, SERVERS])
             if meant is not None:
                 raise InvalidInputError(f"unknown option {key}; did you mean {spelling.get(meant, meant)}?")
             given.unknown.append(key if key != lower else SPELLINGS.get(lower, key))
@@ -106,7 +106,7 @@ def _names(declared: type) -> Iterable[str]:
         yield from setting.declaration.aliases
 
 
-def meant_name(name: str, known: Iterable[str]) -> str | None:
+def nearest_known_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a name is a misspelling of; None if none is near enough."""
     distances = {other: distance(name, other) for other in known if abs(len(name) - len(other)) <= MISSPELT_LETTERS}
     near = min(distances, key=distances.__getitem__, default=None)
@@ -138,13 +138,13 @@ def it_or_these(names: Collection[str]) -> str:
     return "it" if len(names) == 1 else "these"
 
 
-def ignored_warning(ignored_options: Iterable[str]) -> str | None:
+def ignored_options_warning(ignored_options: Iterable[str]) -> str | None:
     """Return the warning's text about all options that have no effect; None if there are none."""
     listed = "; ".join(ignored_options)
     return f"{listed}. {STRICT}=true makes them an error" if listed else None
 
 
-def refuse_ignored(ignored_options: Iterable[str], strict: bool) -> None:
+def refuse_ignored_options(ignored_options: Iterable[str], strict: bool) -> None:
     """Refuse options that have no effect when strict options were asked for.
 
     Raises:

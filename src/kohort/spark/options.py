@@ -16,8 +16,14 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 from kohort.settings.config import declare_setting, from_properties
-from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import STRICT, ignored_options_note, it_or_these, refuse_ignored, sort_options
+from kohort.spark.java_settings import checked_config, client_settings_from_options
+from kohort.spark.option_names import (
+    STRICT,
+    classify_options,
+    ignored_options_note,
+    it_or_these,
+    refuse_ignored_options,
+)
 from kohort.spark.topic_pattern import topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
@@ -230,7 +236,7 @@ class SourceOptions(ClientOptions):
         "that startingOffsets and its like count for nothing",
     )
 
-    def says_of_values(self) -> bool:
+    def declares_typed_values(self) -> bool:
         """Return whether any option about typed values is given, such as `valueFormat` or `onBadRecord`."""
         given = (
             self.value_format,
@@ -248,7 +254,7 @@ class SourceOptions(ClientOptions):
 
     def assigned(self) -> tuple[TopicPartition, ...]:
         """Return the partitions of `assign`, in order."""
-        return partitions_of_json("assign", self.assign) if self.assign is not None else ()
+        return parse_partition_lists("assign", self.assign) if self.assign is not None else ()
 
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
@@ -267,14 +273,14 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             "the option region can't be set for a source: queries of a region are started by SparkRegion, which also "
             "restarts them; leave the option out"
         )
-    given = sort_options(raw, SourceOptions, {*OF_SPARKS_OWN, *NOT_OF_A_GROUP})
+    given = classify_options(raw, SourceOptions, {*OF_SPARKS_OWN, *NOT_OF_A_GROUP})
     own = given.own
     own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
     if "maxBytesPerTrigger" in own:
         own["maxBytesPerTrigger"] = _without_unit(own["maxBytesPerTrigger"])
     options = from_properties(SourceOptions, own)
     _check_reset(options, given.kafka)
-    client = client_settings_of(given.kafka, ConsumerConfig, "source")
+    client = client_settings_from_options(given.kafka, ConsumerConfig, "source")
     options.kafka.update(client.taken)
     _check_options(options, own, streaming)
     checked_config(ConsumerConfig, options.bootstrap_servers, client_settings(options))
@@ -293,7 +299,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
             ignored_options_note(of_streams, f"a batch read of {SPARKS_SOURCE} ignores {it_or_these(of_streams)} too")
         )
     options.ignored.extend(text for text in ignored_options if text)
-    refuse_ignored(options.ignored, options.strict_options)
+    refuse_ignored_options(options.ignored, options.strict_options)
     return options
 
 
@@ -327,10 +333,10 @@ def is_table(raw: Mapping[str, str]) -> bool:
 
 def client_settings(options: SourceOptions) -> dict[str, Any]:
     """Return the `kafka.*` options of a read as client settings, without the bootstrap servers."""
-    return passed_on(options.kafka, "group.id", "group.protocol")
+    return kafka_client_settings(options.kafka, "group.id", "group.protocol")
 
 
-def passed_on(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
+def kafka_client_settings(kafka: Mapping[str, str], *own: str) -> dict[str, Any]:
     """Return the `kafka.*` options as settings of a client, without `bootstrap.servers`.
 
     Args:
@@ -375,7 +381,7 @@ def _check_in_region(options: SourceOptions, given: Mapping[str, str]) -> None:
         raise InvalidInputError("a source in a region is a member of a group: name it by group.id")
 
 
-def partitions_of_json(name: str, text: str) -> tuple[TopicPartition, ...]:
+def parse_partition_lists(name: str, text: str) -> tuple[TopicPartition, ...]:
     """Parse partitions from `{"topic": [0, 1]}`.
 
     Raises:

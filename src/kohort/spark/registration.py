@@ -89,10 +89,10 @@ def _sessions_of(spark: SparkSession) -> Any:
 
 
 _threads = threading.local()
-"""`given`: whether this thread has its active session by `use_in_thread`."""
+"""`given`: whether this thread has its active session by `activate_session_in_thread`."""
 
 
-def use_in_thread(spark: SparkSession) -> None:
+def activate_session_in_thread(spark: SparkSession) -> None:
     """Make a session the active one of a thread that has none, so that Spark finds the sink of a write there."""
     sessions = _sessions_of(spark)
     if sessions is None:
@@ -118,7 +118,7 @@ def _in_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]
     @functools.wraps(original)
     def format_in_thread(writer: Any, source: str) -> Any:
         if isinstance(source, str) and source.lower() == "kohort":
-            use_in_thread(writer._spark)
+            activate_session_in_thread(writer._spark)
         return original(writer, source)
 
     return format_in_thread

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kohort.spark.source.error_frames import reason_first
+from kohort.spark.source.error_frames import show_reason_first
 from kohort.spark.tasks.write import Writing
 
 log = logging.getLogger("kohort.spark")
@@ -37,7 +37,7 @@ class TopicWriter(DataSourceArrowWriter):
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
-    @reason_first
+    @show_reason_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
         """Send the rows of a task, and wait until all of them are acknowledged."""
         return RecordsWritten(self._writing.write(iterator))
@@ -61,7 +61,7 @@ class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, writing: Writing) -> None:
         self._writing = writing
 
-    @reason_first
+    @show_reason_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> RecordsWritten:
         """Send the rows of a task, and wait until all of them are acknowledged."""
         return RecordsWritten(self._writing.write(iterator))

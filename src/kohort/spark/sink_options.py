@@ -10,9 +10,9 @@ from kohort.client.producer.core import producer_config
 from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import declare_setting, from_properties
-from kohort.spark.java_settings import client_settings_of, with_prefix
-from kohort.spark.option_names import ignored_options_note, it_or_these, refuse_ignored, sort_options
-from kohort.spark.options import ClientOptions, passed_on
+from kohort.spark.java_settings import client_settings_from_options, name_settings_as_options
+from kohort.spark.option_names import classify_options, ignored_options_note, it_or_these, refuse_ignored_options
+from kohort.spark.options import ClientOptions, kafka_client_settings
 
 OF_SPARK = frozenset(
     (
@@ -68,7 +68,7 @@ class SinkOptions(ClientOptions):
 
     def producer_settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as producer settings, without the bootstrap servers."""
-        return passed_on(self.kafka)
+        return kafka_client_settings(self.kafka)
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -81,9 +81,9 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         InvalidInputError: a misspelt option (naming the one meant), a value out of range, no bootstrap servers, an
             unsupported delivery, or invalid producer settings.
     """
-    given = sort_options(raw, SinkOptions, OF_SPARK)
+    given = classify_options(raw, SinkOptions, OF_SPARK)
     options = from_properties(SinkOptions, given.own)
-    client = client_settings_of(given.kafka, ProducerConfig, "sink")
+    client = client_settings_from_options(given.kafka, ProducerConfig, "sink")
     options.kafka.update(client.taken)
     if options.topic is not None and not options.topic.strip():
         raise InvalidInputError("the option topic is empty: name the topic, or leave the option out and have a column")
@@ -99,14 +99,14 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     try:
         producer_config(options.bootstrap_servers, options.producer_settings())
     except InvalidInputError as error:
-        raise InvalidInputError(with_prefix(error.message, ProducerConfig), error.code) from None
+        raise InvalidInputError(name_settings_as_options(error.message, ProducerConfig), error.code) from None
     ignored_options = [
         UNACKNOWLEDGED if unacknowledged else None,
         *client.ignored,
         ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
     ]
     options.ignored.extend(text for text in ignored_options if text)
-    refuse_ignored(options.ignored, options.strict_options)
+    refuse_ignored_options(options.ignored, options.strict_options)
     return options
 
 

@@ -38,7 +38,7 @@ ANOTHER = (
 
 
 @dataclass(frozen=True, slots=True)
-class HandedPart:
+class AssignmentReplyPart:
     """A partition that is assigned to a query's source.
 
     Attributes:
@@ -57,7 +57,7 @@ class HandedPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class AssignmentReply:
     """The driver program's answer: the partitions that a query may read now.
 
     Attributes:
@@ -70,7 +70,7 @@ class Handed:
     version: int
     epoch: int
     generation: int
-    parts: tuple[HandedPart, ...]
+    parts: tuple[AssignmentReplyPart, ...]
 
     def to_message(self) -> Message:
         parts = [
@@ -79,7 +79,7 @@ class Handed:
         return {"version": self.version, "epoch": self.epoch, "generation": self.generation, "parts": parts}
 
     @classmethod
-    def from_message(cls, message: Mapping[str, object]) -> Handed:
+    def from_message(cls, message: Mapping[str, object]) -> AssignmentReply:
         """Decode the message of `to_message`.
 
         Raises:
@@ -88,7 +88,9 @@ class Handed:
         try:
             version, epoch, generation = (int(message[name]) for name in ("version", "epoch", "generation"))  # type: ignore[call-overload]
             parts = tuple(
-                HandedPart(str(topic), uuid.UUID(topic_id), int(partition), int(start), int(assignment_version))
+                AssignmentReplyPart(
+                    str(topic), uuid.UUID(topic_id), int(partition), int(start), int(assignment_version)
+                )
                 for topic, topic_id, partition, start, assignment_version in message["parts"]  # type: ignore[attr-defined]
             )
         except (AttributeError, KeyError, TypeError) as error:
@@ -124,7 +126,7 @@ class Idle:
 
 
 @dataclass(frozen=True, slots=True)
-class LostPart:
+class LostRange:
     """The records of one partition that were lost, as the source found in the log.
 
     Attributes:
@@ -156,7 +158,7 @@ class LostRecords:
 
     text: str
     fatal: bool
-    parts: tuple[LostPart, ...]
+    parts: tuple[LostRange, ...]
 
     def to_message(self, session: str) -> Message:
         parts = [[p.topic, str(p.topic_id), p.partition, p.assignment_version, p.at, p.next] for p in self.parts]
@@ -171,7 +173,7 @@ class LostRecords:
         """
         try:
             parts = tuple(
-                LostPart(str(topic), uuid.UUID(topic_id), int(partition), int(assignment_version), int(at), int(next_))
+                LostRange(str(topic), uuid.UUID(topic_id), int(partition), int(assignment_version), int(at), int(next_))
                 for topic, topic_id, partition, assignment_version, at, next_ in message["parts"]
             )
             return cls(str(message["text"]), bool(message["fatal"]), parts)
@@ -186,7 +188,7 @@ class SourceSession(Protocol):
     its text.
     """
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
         """Return the partitions that the query may read now; None if no batch may be planned.
 
         Args:
@@ -294,7 +296,7 @@ def _integer_of(message: Message, name: str, most: int | None = None) -> int:
     return number if most is None else min(number, most)
 
 
-def topic_ids(parts: Iterable[HandedPart]) -> dict[str, TopicId]:
+def topic_ids(parts: Iterable[AssignmentReplyPart]) -> dict[str, TopicId]:
     """Return the ids of the partitions' topics, as far as the brokers have them."""
     return {part.topic: part.topic_id for part in parts if part.topic_id != NO_TOPIC_ID}
 

@@ -24,11 +24,11 @@ from kohort.lag import LagReader
 from kohort.lag.reading import REBALANCES_ASKED
 from kohort.lag.timeline import rebalance_text
 from kohort.settings.config import declare_setting, did_you_mean, from_properties
-from kohort.spark.java_settings import checked_config, client_settings_of
-from kohort.spark.option_names import refuse_ignored, sort_options
-from kohort.spark.options import ClientOptions, passed_on
+from kohort.spark.java_settings import checked_config, client_settings_from_options
+from kohort.spark.option_names import classify_options, refuse_ignored_options
+from kohort.spark.options import ClientOptions, kafka_client_settings
 from kohort.spark.source.catalog import connect_or_fail
-from kohort.spark.source.error_frames import reason_first, reason_first_each
+from kohort.spark.source.error_frames import show_reason_first, show_reason_first_each
 from kohort.wire.journal import LegacyOffsetCommitKey, OffsetCommitKey, OffsetCommitValue, decode_key, decode_value
 
 GROUPS_A_TASK = 20
@@ -66,7 +66,7 @@ class TableOptions(ClientOptions):
 
     def settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as client settings, without the bootstrap servers."""
-        return passed_on(self.kafka)
+        return kafka_client_settings(self.kafka)
 
 
 def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
@@ -75,15 +75,15 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
     Raises:
         InvalidInputError: a misspelt option (naming the one meant), an unknown table, no bootstrap servers.
     """
-    given = sort_options(raw, TableOptions)
+    given = classify_options(raw, TableOptions)
     if given.unknown:
         raise InvalidInputError(f"unknown option {given.unknown[0]}: a table has no such option")
     options = from_properties(TableOptions, given.own)
-    client = client_settings_of(given.kafka, ConnectionConfig, "table")
+    client = client_settings_from_options(given.kafka, ConnectionConfig, "table")
     options.kafka.update(client.taken)
     checked_config(ConnectionConfig, options.bootstrap_servers, options.settings())
     options.ignored.extend(client.ignored)
-    refuse_ignored(options.ignored, options.strict_options)
+    refuse_ignored_options(options.ignored, options.strict_options)
     if options.table == "topics" and options.group_id is not None:
         raise InvalidInputError("the table topics has nothing of groups: leave the option group.id out")
     if options.table in ("groups", "members", "rebalances") and options.subscribe is not None:
@@ -110,7 +110,7 @@ class TableReader(DataSourceReader):
     def __init__(self, options: TableOptions) -> None:
         self._options = options
 
-    @reason_first
+    @show_reason_first
     def partitions(self) -> list[InputPartition]:
         """Return the table's tasks: one for some groups each, for each partition of `__consumer_offsets`, or one alone.
 
@@ -129,7 +129,7 @@ class TableReader(DataSourceReader):
             names = _groups(admin, options)
         return [TablePart(tuple(names[at : at + GROUPS_A_TASK])) for at in range(0, len(names), GROUPS_A_TASK)]
 
-    @reason_first_each
+    @show_reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task; an empty table has a partition without content."""
         if not isinstance(partition, TablePart):

@@ -118,7 +118,7 @@ def topic_pattern(pattern: str) -> TopicPattern:
     return TopicPattern(text, tuple(sorted(parser.only_here)))
 
 
-def as_glob(pattern: str) -> str | None:
+def glob_hint(pattern: str) -> str | None:
     """Return a hint for a pattern that was probably meant as a glob, such as `flights*`; None for any other."""
     star = re.search(r"(?<!\\)([\w-])\*", pattern)
     if star is None or re.search(r"\\Q|\[", pattern):

@@ -49,7 +49,7 @@ cdef enum Status:
 
 
 cdef enum Why:
-    # Numbers of `record_walk.WrongKind`.
+    # Numbers of `record_walk.RejectedRecordReason`.
     NO_KEY = 1
     TIMESTAMP = 2
     SIZE = 3
@@ -208,7 +208,7 @@ cdef object begin(Walk* walk, Py_buffer* view, Py_ssize_t start, header):
 
 
 def walk_records(data, Py_ssize_t start, header, rules):
-    """Walk as `record_walk.plain_walk` does."""
+    """Walk as `record_walk.walk_records_in_python` does."""
     cdef Py_buffer view
     cdef Walk walk
     cdef Rules bounds
@@ -291,7 +291,7 @@ def collect_keys(bytes body, header, dict last):
 
 
 def keep_latest(bytes body, header, dict last, bint drop_tombstones):
-    """Return what `records.plain_keep` returns; None for an unusual batch."""
+    """Return what `records.keep_latest_in_python` returns; None for an unusual batch."""
     cdef Walk walk
     cdef Fields fields
     cdef Py_buffer view

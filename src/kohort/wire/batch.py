@@ -210,7 +210,7 @@ def iter_headers(buf: Buffer) -> Iterator[tuple[int, BatchHeader]]:
         position = stop
 
 
-def crc_ok(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
+def has_valid_crc(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
     """Return whether the batch at `offset` has the checksum of its header; False for an incomplete batch."""
     stop = offset + header.size
     if stop > len(buf):

@@ -87,7 +87,7 @@ def read_uvarint(buf: Buffer, position: int) -> tuple[int, int]:
 UUIDS: Final[dict[bytes, UUID]] = {bytes(16): ZERO_UUID}
 
 
-def make_uuid(raw: bytes) -> UUID:
+def cached_uuid(raw: bytes) -> UUID:
     """Return the UUID of sixteen bytes, cached."""
     if len(UUIDS) >= _UUIDS_MAX:
         UUIDS.clear()
@@ -109,7 +109,7 @@ def skip_tags(buf: Buffer, position: int, end: int) -> int:
     return position
 
 
-def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> None:
+def append_record_set(out: list[Any], value: Any, compact: bool, nullable: bool) -> None:
     """Append the length of a record set and its pieces to `out`; the pieces are not copied."""
     if value is None:
         if not nullable:
@@ -123,18 +123,18 @@ def put_records(out: list[Any], value: Any, compact: bool, nullable: bool) -> No
     out += pieces
 
 
-def refuse_absent(owner: str, name: str, version: int) -> InvalidInputError:
+def absent_field_error(owner: str, name: str, version: int) -> InvalidInputError:
     """Return the UNSUPPORTED_VERSION error for a value of a field that this version of the message lacks."""
     return InvalidInputError(f"{owner} v{version} has no field {name}", ErrorCode.UNSUPPORTED_VERSION)
 
 
 @cache
-def short_arrays(code: str, method: str) -> list[Callable[..., Any]]:
+def short_array_methods(code: str, method: str) -> list[Callable[..., Any]]:
     """Return methods of `struct.Struct` for arrays of 0, 1, 2 … numbers of one type, since most arrays are short."""
     return [getattr(packing.Struct(f">{size}{code}"), method) for size in range(SHORT_ARRAYS)]
 
 
-def row_columns(layout: str, columns: int, block: bytes, rows: int) -> Sequence[Sequence[Any]]:
+def decode_rows_as_columns(layout: str, columns: int, block: bytes, rows: int) -> Sequence[Sequence[Any]]:
     """Decode rows that lie back to back, and return them as columns, in a third of the time of `iter_unpack`."""
     if rows > COLUMN_ROWS:
         return list(zip(*packing.iter_unpack(f">{layout}", block), strict=True))
@@ -147,14 +147,14 @@ def _rows_unpacker(layout: str, rows: int) -> Callable[[bytes], tuple[Any, ...]]
     return packing.Struct(f">{layout * rows}").unpack
 
 
-def text_column(lengths: bytes) -> Sequence[str | None]:
+def decode_empty_strings(lengths: bytes) -> Sequence[str | None]:
     """Decode a column of strings that are all empty or null, from their length bytes: 1 or 0."""
     if lengths.count(1) == len(lengths):
         return ("",) * len(lengths)
     return ["" if length else None for length in lengths]
 
 
-def packed_rows(
+def encode_plain_rows(
     pack: Callable[..., bytes], columns: Mapping[str, Sequence[Any]], names: Sequence[str], texts: Collection[str]
 ) -> Iterator[bytes] | None:
     """Encode an array of structures row by row by one `pack` call each.
@@ -174,7 +174,7 @@ def packed_rows(
     return map(pack, *packed, repeat(0, size))
 
 
-def bad_length(name: str, length: int) -> WireError:
+def bad_length_error(name: str, length: int) -> WireError:
     """Return the WireError for a length that the field or the remaining bytes do not allow."""
     return WireError(f"{name}: a length of {length} does not fit")
 

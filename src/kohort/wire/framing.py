@@ -28,7 +28,7 @@ from kohort.wire import (
     transactions,
 )
 from kohort.wire.codec import skip_tags
-from kohort.wire.message import Message, RequestMessage, merge_small
+from kohort.wire.message import Message, RequestMessage, merge_small_parts
 from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
@@ -105,7 +105,7 @@ APIS: Final[dict[int, Api]] = _apis()
 _FLEXIBLE_SINCE: Final = {key: api.request.FLEXIBLE_SINCE for key, api in APIS.items()}
 
 
-def response_of(request: RequestMessage[M]) -> type[M]:
+def response_type_of(request: RequestMessage[M]) -> type[M]:
     """Return the class of the response to a request."""
     response: Any = APIS[request.API_KEY].response
     kind: type[M] = response
@@ -117,9 +117,9 @@ def encode_request_parts(msg: Message, version: int, correlation_id: int, client
     name = b"" if client_id is None else client_id.encode()
     length = -1 if client_id is None else len(name)
     tags = b"\0" if version >= msg.FLEXIBLE_SINCE else b""
-    body = merge_small([name, tags, *msg.encode_parts(version)])
+    body = merge_small_parts([name, tags, *msg.encode_parts(version)])
     size = _HEADER.size + sum(map(len, body))
-    return merge_small([_REQUEST.pack(size, msg.API_KEY, version, correlation_id, length), *body])
+    return merge_small_parts([_REQUEST.pack(size, msg.API_KEY, version, correlation_id, length), *body])
 
 
 def encode_request(msg: Message, version: int, correlation_id: int, client_id: str | None) -> bytes:

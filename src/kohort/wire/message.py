@@ -15,18 +15,18 @@ from kohort.wire.codec import (
     UUIDS,
     VARINTS,
     FunctionSource,
-    bad_length,
+    absent_field_error,
+    append_record_set,
+    bad_length_error,
+    cached_uuid,
+    decode_empty_strings,
+    decode_rows_as_columns,
     elements_max,
-    make_uuid,
+    encode_plain_rows,
     min_size,
-    packed_rows,
-    put_records,
     read_uvarint,
-    refuse_absent,
-    row_columns,
-    short_arrays,
+    short_array_methods,
     skip_tags,
-    text_column,
     too_many,
     uvarint_bytes,
 )
@@ -48,10 +48,10 @@ class EncoderSource(FunctionSource):
         self.names |= {
             "short": VARINTS,
             "long": uvarint_bytes,
-            "put_records": put_records,
-            "packed_rows": packed_rows,
+            "append_record_set": append_record_set,
+            "encode_plain_rows": encode_plain_rows,
             "StructRows": StructRows,
-            "refuse": refuse_absent,
+            "refuse": absent_field_error,
             "pack": packing.pack,
         }
 
@@ -131,7 +131,7 @@ class EncoderSource(FunctionSource):
         elif field.kind == "records":
             self.flush()
             nullable = field.null_since <= self.version
-            self.write_line(f"put_records({self.out}, {here}, {self.flexible}, {nullable})")
+            self.write_line(f"append_record_set({self.out}, {here}, {self.flexible}, {nullable})")
         elif field.kind == "array":
             self.write_nullable(field, here, "", self.write_array)
         elif field.null_since <= self.version:
@@ -200,7 +200,7 @@ class EncoderSource(FunctionSource):
         self.write_length("i", size)
         if element.kind in FIXED:
             layout = FIXED[element.kind]
-            table = self.constant(f"packers_{layout}_", short_arrays(layout, "pack"))
+            table = self.constant(f"packers_{layout}_", short_array_methods(layout, "pack"))
             packed = f"{table}[{size}](*{value}) if {size} < {SHORT_ARRAYS} else pack(f'>{{{size}}}{layout}', *{value})"
             self.run.append(("", packed))
             return
@@ -219,13 +219,13 @@ class EncoderSource(FunctionSource):
         Returns the name of what is None if the structures have still to be written; None if they never have one size.
         """
         fields = [field for field in cls.FIELDS if field.present(self.version)]
-        if not self.flexible or len(fields) < len(cls.FIELDS) or not all(map(is_plain, fields)):
+        if not self.flexible or len(fields) < len(cls.FIELDS) or not all(map(has_fixed_element_size, fields)):
             return None
         packed, layout = self.name("packed"), "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         names = tuple(field.name for field in fields)
         texts = tuple(field.name for field in fields if field.kind == "string")
         arguments = f"{self.packer(layout, 'pack')}, {value}.columns, {names!r}, {texts!r}"
-        self.write_line(f"{packed} = packed_rows({arguments}) if type({value}) is StructRows else None")
+        self.write_line(f"{packed} = encode_plain_rows({arguments}) if type({value}) is StructRows else None")
         self.write_line(f"if {packed} is not None: {self.out} += {packed}")
         return packed
 
@@ -282,17 +282,17 @@ class DecoderSource(FunctionSource):
         self.counted = owner.endswith(("Request", "Response"))
         self.elements_max = 0
         self.names |= {
-            "bad_length": bad_length,
+            "bad_length_error": bad_length_error,
             "too_many": too_many,
             "skip_tags": skip_tags,
             "read_uvarint": read_uvarint,
             "unpack_from": packing.unpack_from,
             "known_uuid": UUIDS.get,
-            "make_uuid": make_uuid,
+            "cached_uuid": cached_uuid,
             "new": object.__new__,
             "rows": StructRows,
-            "row_columns": row_columns,
-            "text_column": text_column,
+            "decode_rows_as_columns": decode_rows_as_columns,
+            "decode_empty_strings": decode_empty_strings,
         }
 
     def compile_codec(self, cls: type[Struct]) -> Callable[[Buffer], tuple[Any, int]]:
@@ -374,7 +374,7 @@ class DecoderSource(FunctionSource):
         elif field.kind == "uuid":
             raw = self.name("raw")
             self.run.append(("16s", raw))
-            self.uuids.append(f"{here} = known_uuid({raw}) or make_uuid({raw})")
+            self.uuids.append(f"{here} = known_uuid({raw}) or cached_uuid({raw})")
         elif field.kind in ("string", "bytes", "records"):
             self.write_text(field, here)
         elif field.kind == "array":
@@ -403,7 +403,7 @@ class DecoderSource(FunctionSource):
 
     def write_null_branch(self, field: Field, number: str, here: str) -> None:
         """Write the branch for a length below zero."""
-        refuse = f"raise bad_length({self.owner + '.' + field.name!r}, {number})"
+        refuse = f"raise bad_length_error({self.owner + '.' + field.name!r}, {number})"
         if field.null_since <= self.version:
             self.write_line(f"elif {number} == -1: {here} = None")
             self.write_line(f"else: {refuse}")
@@ -419,7 +419,7 @@ class DecoderSource(FunctionSource):
         stop = self.name("e")
         self.write_line(f"if {number} >= 0:")
         self.write_line(f"    {stop} = p + {number}")
-        self.write_line(f"    if {stop} > end: raise bad_length({self.owner + '.' + field.name!r}, {number})")
+        self.write_line(f"    if {stop} > end: raise bad_length_error({self.owner + '.' + field.name!r}, {number})")
         self.write_line(f"    {here} = {self.converted_expression(field, f'buf[p:{stop}]')}")
         self.write_line(f"    p = {stop}")
         self.write_null_branch(field, number, here)
@@ -443,11 +443,13 @@ class DecoderSource(FunctionSource):
         self.write_line(f"if {number} > 127: {number}, p = read_uvarint(buf, p - 1)")
         self.write_line(f"if {number}:")
         self.write_line(f"    {stop} = p + {number} - 1")
-        self.write_line(f"    if {stop} > end: raise bad_length({name!r}, {number} - 1)")
+        self.write_line(f"    if {stop} > end: raise bad_length_error({name!r}, {number} - 1)")
         self.write_line(f"    {here} = {self.converted_expression(field, f'buf[p:{stop}]')}")
         self.write_line(f"    p = {stop}")
         self.write_line(
-            f"else: {here} = None" if field.null_since <= self.version else f"else: raise bad_length({name!r}, -1)"
+            f"else: {here} = None"
+            if field.null_since <= self.version
+            else f"else: raise bad_length_error({name!r}, -1)"
         )
 
     def write_array(self, field: Field, here: str) -> None:
@@ -459,14 +461,14 @@ class DecoderSource(FunctionSource):
         self.write_line(f"if {number} >= 0:")
         self.depth += 1
         self.write_line(
-            f"if {number} * {least} > end - p: raise bad_length({self.owner + '.' + field.name!r}, {number})"
+            f"if {number} * {least} > end - p: raise bad_length_error({self.owner + '.' + field.name!r}, {number})"
         )
         if self.counted:
             self.write_line(f"left -= {number}")
             self.write_line(f"if left < 0: raise too_many({self.owner + '.' + field.name!r}, {self.elements_max})")
         if element.kind in FIXED:
             code = FIXED[element.kind]
-            table = self.constant(f"unpackers_{code}_", short_arrays(code, "unpack_from"))
+            table = self.constant(f"unpackers_{code}_", short_array_methods(code, "unpack_from"))
             self.write_line(f"if {number} < {SHORT_ARRAYS}: {here} = list({table}[{number}](buf, p))")
             self.write_line(f"else: {here} = list(unpack_from(f'>{{{number}}}{code}', buf, p))")
             self.write_line(f"p += {number} * {least}")
@@ -500,7 +502,7 @@ class DecoderSource(FunctionSource):
         assert array.element.struct is not None
         cls = array.element.struct
         fields = [field for field in cls.FIELDS if field.present(self.version)]
-        if not self.flexible or self.views or not all(is_plain(field) for field in fields):
+        if not self.flexible or self.views or not all(has_fixed_element_size(field) for field in fields):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
         size = packing.calcsize(">" + layout)
@@ -557,9 +559,9 @@ class DecoderSource(FunctionSource):
         layout, block, number = rows
         numbers = [field.name for field in cls.FIELDS if field.present(self.version) and field.name not in texts]
         columns = self.name("c")
-        self.write_line(f"{columns} = row_columns({layout!r}, {len(numbers)}, {block}, {number})")
+        self.write_line(f"{columns} = decode_rows_as_columns({layout!r}, {len(numbers)}, {block}, {number})")
         entries = [f"{name!r}: {columns}[{place}]" for place, name in enumerate(numbers)]
-        entries += [f"{name!r}: text_column({lengths})" for name, lengths in texts.items()]
+        entries += [f"{name!r}: decode_empty_strings({lengths})" for name, lengths in texts.items()]
         for field in cls.FIELDS:
             if not field.present(self.version):
                 entries.append(f"{field.name!r}: ({self.literal(field.fresh_default())},) * {number}")
@@ -588,13 +590,13 @@ class DecoderSource(FunctionSource):
             return
         count, tag, size, stop = self.name("count"), self.name("t"), self.name("n"), self.name("stop")
         self.write_line(f"{count}, p = read_uvarint(buf, p)")
-        self.write_line(f"if {count} > {TAGS_MAX}: raise bad_length({self.owner + ' tagged fields'!r}, {count})")
+        self.write_line(f"if {count} > {TAGS_MAX}: raise bad_length_error({self.owner + ' tagged fields'!r}, {count})")
         self.write_line(f"for _ in range({count}):")
         self.depth += 1
         self.write_line(f"{tag}, p = read_uvarint(buf, p)")
         self.write_line(f"{size}, p = read_uvarint(buf, p)")
         self.write_line(f"{stop} = p + {size}")
-        self.write_line(f"if {stop} > end: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        self.write_line(f"if {stop} > end: raise bad_length_error({self.owner + ' tagged field'!r}, {size})")
         for word, field in zip(["if"] + ["elif"] * len(fields), fields, strict=False):
             self.write_line(f"{word} {tag} == {field.tag}:")
             self.depth += 1
@@ -602,11 +604,11 @@ class DecoderSource(FunctionSource):
             self.flush()
             self.depth -= 1
         self.write_line(f"else: p = {stop}")
-        self.write_line(f"if p != {stop}: raise bad_length({self.owner + ' tagged field'!r}, {size})")
+        self.write_line(f"if p != {stop}: raise bad_length_error({self.owner + ' tagged field'!r}, {size})")
         self.depth -= 1
 
 
-def is_plain(field: Field) -> bool:
+def has_fixed_element_size(field: Field) -> bool:
     """Return whether array elements have a fixed size in this field: it is a number, or a string that is empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 
@@ -625,7 +627,7 @@ class Message(Struct):
 
     def encode_parts(self, version: int) -> list[Buffer]:
         """Return the encoded bytes in pieces, so that large record sets are not copied."""
-        return merge_small(self._parts(version))
+        return merge_small_parts(self._parts(version))
 
     def _parts(self, version: int) -> list[Buffer]:
         encoder = self.ENCODERS.get(version)
@@ -693,7 +695,7 @@ class RequestMessage(Message, Generic[R_co]):
 _SMALL: Final = 4096
 
 
-def merge_small(parts: Sequence[Buffer]) -> list[Buffer]:
+def merge_small_parts(parts: Sequence[Buffer]) -> list[Buffer]:
     """Join runs of pieces below 4 KiB, which are cheaper to copy than to hand to the kernel one by one."""
     merged: list[Buffer] = []
     run: list[Buffer] = []

@@ -123,7 +123,7 @@ class _FrameReader:
     def left(self) -> int:
         return len(self._data) - self._position
 
-    def check_end(self) -> None:
+    def check_fully_read(self) -> None:
         if self.left:
             raise WireError(f"{self.what}: {self.left} bytes too many")
 
@@ -151,7 +151,7 @@ def with_length_prefix(body: bytes) -> bytes:
     return _INT32.pack(len(body)) + body
 
 
-def push_type(frame: Buffer) -> int | None:
+def push_frame_type(frame: Buffer) -> int | None:
     """Return a frame's type if it is of the push protocol, known or not; None for a frame of Kafka's own."""
     if len(frame) < _INT16.size:
         return None
@@ -181,7 +181,7 @@ class ClusterMetadataRequest:
         reader = _FrameReader(frame, "ClusterMetadataRequest")
         reader.kind(PushType.CLUSTER_METADATA)
         request = cls(reader.string() if reader.left else None)
-        reader.check_end()
+        reader.check_fully_read()
         return request
 
 
@@ -215,7 +215,7 @@ class ClusterMetadataResponse:
         brokers = [
             PushBroker(reader.number(_INT32), reader.string(), reader.number(_INT32)) for _ in range(reader.count())
         ]
-        reader.check_end()
+        reader.check_fully_read()
         return cls(error, coordinator, tuple(brokers))
 
 
@@ -223,7 +223,7 @@ class ClusterMetadataResponse:
 class RegisterConsumerRequest:
     """The request by which a push consumer joins its group; afterwards the coordinator sends the requests.
 
-    `read_topic_count` parses `topic_count`.
+    `parse_topic_count` parses `topic_count`.
     """
 
     group_id: str
@@ -254,7 +254,7 @@ class RegisterConsumerRequest:
         reader.kind(PushType.REGISTER_CONSUMER)
         group, consumer, topics = reader.string(), reader.string(), reader.string()
         request = cls(group, consumer, topics, reader.boolean(), reader.string(), reader.number(_INT32))
-        reader.check_end()
+        reader.check_fully_read()
         return request
 
 
@@ -273,7 +273,7 @@ class ErrorResponse:
         """Decode a frame's bytes. Raises WireError."""
         reader = _FrameReader(frame, "an answer of an error code")
         response = cls(reader.number(_INT16))
-        reader.check_end()
+        reader.check_fully_read()
         return response
 
 
@@ -319,7 +319,7 @@ def decode_coordinator_request(frame: Buffer) -> CoordinatorRequest:
         request = CoordinatorRequest(PushType.START, partitions=_decode_partitions(reader))
     else:
         raise WireError(f"a request of the coordinator: its type is {kind}; there are Ping, Stop and Start")
-    reader.check_end()
+    reader.check_fully_read()
     return request
 
 
@@ -332,7 +332,7 @@ def decode_ping_response(frame: Buffer, auto_commit: bool) -> tuple[PositionedPa
     """Return the positions in a PingResponse; without auto commit there are none. Raises WireError."""
     reader = _FrameReader(frame, "PingResponse")
     positions = _decode_partitions(reader) if auto_commit or reader.left else ()
-    reader.check_end()
+    reader.check_fully_read()
     return positions
 
 
@@ -348,12 +348,12 @@ def _decode_partitions(reader: _FrameReader) -> tuple[PositionedPartition, ...]:
     positions = []
     for _ in range(reader.count()):
         topic, text, offset = reader.string(), reader.string(), reader.number(_INT64)
-        leader, partition = read_partition(text, reader.what)
+        leader, partition = parse_partition_string(text, reader.what)
         positions.append(PositionedPartition(topic, leader, partition, offset))
     return tuple(positions)
 
 
-def read_partition(text: str, what: str = "a partition") -> tuple[int, int]:
+def parse_partition_string(text: str, what: str = "a partition") -> tuple[int, int]:
     """Return the leader and the number of a partition string.
 
     Raises:
@@ -387,7 +387,7 @@ class TopicCount(NamedTuple):
     streams: int = 1
 
 
-def read_topic_count(text: str) -> TopicCount:
+def parse_topic_count(text: str) -> TopicCount:
     """Parse `{"topic": streams}`, `*N*regex` (topics that match) or `!N!regex` (topics that do not).
 
     Raises:
@@ -425,7 +425,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def write_topic_count(subscription: TopicCount) -> str:
+def format_topic_count(subscription: TopicCount) -> str:
     """Return the text form of a subscription."""
     if subscription.regex is None:
         return json.dumps(dict(subscription.topics), separators=(",", ":"), sort_keys=True)

@@ -3,7 +3,7 @@
 A producer's batch with a correct checksum may still hold records that no reader can read: wrong counts and lengths,
 numbers that are too long. Such a batch would stop every reader of its partition, so it is refused.
 
-The walk is compiled (`_record_walk.pyx`). Where the kernel was not built, the functions of `PlainWalk` replace
+The walk is compiled (`_record_walk.pyx`). Where the kernel was not built, the functions of `PythonRecordWalk` replace
 it. Their results are the same, about a hundred times slower.
 
 Source: Kafka documentation, "Record"; Apache Kafka's `DefaultRecord.readFrom` and `LogValidator`.
@@ -43,7 +43,7 @@ FAULTS: Final = (
 _GOOD, _COUNT, _LENGTH, _NUMBER, _DELTA, _KEY, _VALUE, _HEADER, _REST, _AFTER = range(len(FAULTS))
 
 
-class WrongKind(IntEnum):
+class RejectedRecordReason(IntEnum):
     """The reasons why a topic rejects a record that is well-formed: no key, timestamp, or size."""
 
     NO_KEY = 1
@@ -55,7 +55,7 @@ class WrongKind(IntEnum):
 
 
 WrongRecord: TypeAlias = tuple[int, int, int]
-"""A record that a topic rejects: its index in the batch, the `WrongKind`, and the timestamp or the size."""
+"""A record that a topic rejects: its index in the batch, the `RejectedRecordReason`, and the timestamp or the size."""
 WalkResult: TypeAlias = tuple[int, int, int, int, Sequence[WrongRecord] | None]
 """The result of `walk_records`: status (0 is good, `fault` describes others), index of the record with the fault,
 highest timestamp (ms, at least -1), number of records that the topic rejects, and the first of them.
@@ -66,7 +66,7 @@ timestamp, the most bytes of one record, and whether every record needs a key.
 """
 
 
-class PlainWalk:
+class PythonRecordWalk:
     """The walk in plain Python, one record at a time."""
 
     __slots__ = ("at", "body", "delta", "end", "keyed", "size", "stamp")
@@ -137,9 +137,9 @@ def _wrapped(value: int) -> int:
     return (value + _INT64 // 2) % _INT64 - _INT64 // 2
 
 
-def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> WalkResult:
+def walk_records_in_python(data: Buffer, start: int, header: BatchHeader, rules: RecordRules) -> WalkResult:
     """Check a batch's records in plain Python, with the arguments and result of `walk_records`."""
-    walk, latest, count = PlainWalk(data, start), -1, header.records_count
+    walk, latest, count = PythonRecordWalk(data, start), -1, header.records_count
     oldest, newest, largest, keyed = rules
     wrong: list[tuple[int, int, int]] = []
     if not walk.holds(count):
@@ -151,21 +151,23 @@ def plain_walk(data: Buffer, start: int, header: BatchHeader, rules: RecordRules
         stamp = _wrapped(header.base_timestamp + walk.stamp)
         latest = max(latest, stamp)
         if keyed and not walk.keyed:
-            wrong.append((index, WrongKind.NO_KEY, 0))
+            wrong.append((index, RejectedRecordReason.NO_KEY, 0))
         elif stamp > newest or (stamp < oldest and stamp != -1):
-            wrong.append((index, WrongKind.TIMESTAMP, stamp))
+            wrong.append((index, RejectedRecordReason.TIMESTAMP, stamp))
         elif walk.size > largest:
-            wrong.append((index, WrongKind.SIZE, walk.size))
+            wrong.append((index, RejectedRecordReason.SIZE, walk.size))
     status = _GOOD if walk.at == walk.end else _AFTER
     return status, max(0, count), latest, len(wrong), wrong[:WRONG_RECORDS_MAX]
 
 
-def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int) -> tuple[int, int, int, int]:
+def find_record_in_python(
+    data: Buffer, start: int, header: BatchHeader, timestamp: int, offset: int
+) -> tuple[int, int, int, int]:
     """Find a record by time in plain Python, as `find_record` does.
 
     Return status, index, offset (-1: none) and timestamp.
     """
-    walk, count = PlainWalk(data, start), header.records_count
+    walk, count = PythonRecordWalk(data, start), header.records_count
     least = max(0, offset - header.base_offset)
     if not walk.holds(count):
         return _COUNT, 0, -1, -1
@@ -180,13 +182,13 @@ def plain_find(data: Buffer, start: int, header: BatchHeader, timestamp: int, of
     return _GOOD, max(0, count), -1, -1
 
 
-walk_records: Callable[[Buffer, int, BatchHeader, RecordRules], WalkResult] = plain_walk
+walk_records: Callable[[Buffer, int, BatchHeader, RecordRules], WalkResult] = walk_records_in_python
 """Check the framing of every record of a producer's batch, and each record against a topic's rules.
 
 The arguments are the decompressed records to the end of the buffer, where they begin in it, the batch's header, and
 the rules.
 """
-_find: Callable[[Buffer, int, BatchHeader, int, int], tuple[int, int, int, int]] = plain_find
+_find: Callable[[Buffer, int, BatchHeader, int, int], tuple[int, int, int, int]] = find_record_in_python
 compiled: Any = None
 """The kernel; None where it was not built."""
 try:

@@ -1,8 +1,8 @@
 """The records of one batch, read in one pass.
 
-`read_pairs` yields only keys, values and offsets, for readers of millions of records; `read_records` returns whole
+`iter_key_values` yields only keys, values and offsets, for readers of millions of records; `read_records` returns whole
 records. `collect_keys` and `keep_latest` are the two passes of compaction. None of them checks the checksum
-(`batch.crc_ok` does). Markers of control batches are returned like records.
+(`batch.has_valid_crc` does). Markers of control batches are returned like records.
 
 Compaction walks in the kernel where that was built, 15 times as fast. Commits of offsets fill the coordinator's topic
 with records that compaction reads twice, on the thread that serves all clients.
@@ -39,7 +39,7 @@ _HEADER_BYTES_MIN = 2
 _RECORD_BYTES_MIN = 7
 
 
-def read_pairs(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) -> Iterator[Pair]:
+def iter_key_values(batch: Buffer, header: BatchHeader, limit: int = RECORDS_BYTES_MAX) -> Iterator[Pair]:
     """Yield key, value and offset of each record of a whole batch.
 
     Raises:
@@ -92,13 +92,13 @@ def keep_latest(
     found: Kept | None = None
     if COMPACTION is not None:
         found = COMPACTION.keep_latest(body, header, last, drop_tombstones)
-    kept, count, latest = found or plain_keep(body, header, last, drop_tombstones)
+    kept, count, latest = found or keep_latest_in_python(body, header, last, drop_tombstones)
     if count == header.records_count:
         return batch
     return reseal(header, kept, count, header.max_timestamp if header.is_log_append_time else latest) if count else b""
 
 
-def plain_keep(body: bytes, header: BatchHeader, last: dict[bytes, int], drop_tombstones: bool) -> Kept:
+def keep_latest_in_python(body: bytes, header: BatchHeader, last: dict[bytes, int], drop_tombstones: bool) -> Kept:
     """Return those of a batch's decompressed records that compaction keeps, with their number and highest timestamp."""
     kept = bytearray()
     at = count = 0
@@ -205,7 +205,7 @@ def _walk(body: bytes, header: BatchHeader) -> Iterator[tuple[bytes | None, byte
         raise CorruptBatchError(f"the batch at offset {base} has fewer records than it says") from error
 
 
-def header_name(raw: bytes) -> str:
+def decode_header_name(raw: bytes) -> str:
     """Decode a record header's name; if it is not UTF-8, every byte above 0x7F becomes a question mark."""
     try:
         return raw.decode()
@@ -224,7 +224,7 @@ def _headers(body: bytes, at: int, stop: int) -> list[tuple[str, bytes | None]]:
         if name is None:
             raise CorruptBatchError("a header without a name")
         content, at = _blob(body, at, stop)
-        headers.append((header_name(name), content))
+        headers.append((decode_header_name(name), content))
     if at != stop:
         raise CorruptBatchError("a record's length does not match its contents")
     return headers

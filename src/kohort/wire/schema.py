@@ -50,7 +50,7 @@ class WireError(CorruptDataError):
     default_code = ErrorCode.INVALID_REQUEST
 
 
-class Facts(TypedDict, total=False):
+class FieldProperties(TypedDict, total=False):
     """The optional properties of a message field: versions, nullability, tag, default. See the module's docstring."""
 
     since: int
@@ -115,7 +115,7 @@ class Field:
         return [] if self.kind == "array" else self.struct() if self.struct else None
 
 
-def _field(kind: str, facts: Facts, element: Field | None = None, struct: type[Struct] | None = None) -> Any:
+def _field(kind: str, facts: FieldProperties, element: Field | None = None, struct: type[Struct] | None = None) -> Any:
     null_since = 0 if facts.get("nullable") else facts.get("null_since", NEVER)
     default = facts.get("default", _UNSET if kind in ("array", "struct") else _ZERO.get(kind, 0))
     return Field(
@@ -132,62 +132,62 @@ def _field(kind: str, facts: Facts, element: Field | None = None, struct: type[S
     )
 
 
-def int8(**facts: Unpack[Facts]) -> Any:
+def int8(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a signed byte."""
     return _field("int8", facts)
 
 
-def int16(**facts: Unpack[Facts]) -> Any:
+def int16(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a signed 16-bit number."""
     return _field("int16", facts)
 
 
-def int32(**facts: Unpack[Facts]) -> Any:
+def int32(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a signed 32-bit number."""
     return _field("int32", facts)
 
 
-def int64(**facts: Unpack[Facts]) -> Any:
+def int64(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a signed 64-bit number."""
     return _field("int64", facts)
 
 
-def uint16(**facts: Unpack[Facts]) -> Any:
+def uint16(**facts: Unpack[FieldProperties]) -> Any:
     """Declare an unsigned 16-bit number."""
     return _field("uint16", facts)
 
 
-def float64(**facts: Unpack[Facts]) -> Any:
+def float64(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a double."""
     return _field("float64", facts)
 
 
-def boolean(**facts: Unpack[Facts]) -> Any:
+def boolean(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a boolean: one byte, zero or not."""
     return _field("bool", facts)
 
 
-def string(**facts: Unpack[Facts]) -> Any:
+def string(**facts: Unpack[FieldProperties]) -> Any:
     """Declare UTF-8 text."""
     return _field("string", facts)
 
 
-def binary(**facts: Unpack[Facts]) -> Any:
+def binary(**facts: Unpack[FieldProperties]) -> Any:
     """Declare opaque bytes."""
     return _field("bytes", facts)
 
 
-def records(**facts: Unpack[Facts]) -> Any:
+def records(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a record set (`Records`), which is never copied."""
     return _field("records", facts)
 
 
-def uuid(**facts: Unpack[Facts]) -> Any:
+def uuid(**facts: Unpack[FieldProperties]) -> Any:
     """Declare a UUID of sixteen bytes; "no id" is the zero one."""
     return _field("uuid", facts)
 
 
-def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
+def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[FieldProperties]) -> Any:
     """Declare a list of a primitive (`array(int32)`) or of a structure (`array(TopicPartitions)`)."""
     if isinstance(of, StructType):
         element = Field("struct", struct=cast("type[Struct]", of))
@@ -196,7 +196,7 @@ def array(of: Callable[..., Any] | type[Struct], **facts: Unpack[Facts]) -> Any:
     return _field("array", facts, element=element)
 
 
-def struct(of: type[Struct], **facts: Unpack[Facts]) -> Any:
+def struct(of: type[Struct], **facts: Unpack[FieldProperties]) -> Any:
     """Declare one nested structure."""
     return _field("struct", facts, struct=of)
 

@@ -37,10 +37,10 @@ def users_in(folder: Path, *names: str) -> Users:
 @pytest.mark.parametrize("name", ["alice", "a,b=c", "ünï"])
 def test_scram_login_proves_both_sides(tmp_path: Path, mechanism: str, name: str) -> None:
     exchange, client = ScramExchange(mechanism, users_in(tmp_path, name)), Scram(mechanism, name, "secret")
-    final = client.next(exchange.take_token(client.start()))
+    final = client.next(exchange.process_token(client.start()))
     assert final is not None
     assert exchange.user is None
-    assert client.next(exchange.take_token(final)) is None
+    assert client.next(exchange.process_token(final)) is None
     assert exchange.user == name
 
 
@@ -48,16 +48,16 @@ def test_scram_login_proves_both_sides(tmp_path: Path, mechanism: str, name: str
 @pytest.mark.parametrize("name", ["alice", "nobody"])
 def test_scram_refuses_wrong_passwords_and_unknown_users_alike(tmp_path: Path, mechanism: str, name: str) -> None:
     exchange, client = ScramExchange(mechanism, users_in(tmp_path, "alice")), Scram(mechanism, name, "guess")
-    final = client.next(exchange.take_token(client.start()))
+    final = client.next(exchange.process_token(client.start()))
     assert final is not None
     with pytest.raises(LoginRefused, match=f"invalid credentials with SASL mechanism {mechanism}"):
-        exchange.take_token(final)
+        exchange.process_token(final)
     assert exchange.user is None
 
 
 def challenge(users: Users, name: str) -> tuple[int, str, str]:
     """The length of the salt, the salt and the iterations that a client is asked with."""
-    answer = ScramExchange("SCRAM-SHA-256", users).take_token(f"n,,n={name},r=nonce".encode()).decode()
+    answer = ScramExchange("SCRAM-SHA-256", users).process_token(f"n,,n={name},r=nonce".encode()).decode()
     found = re.fullmatch(r"r=nonce[^,]+,s=([^,]+),i=(\d+)", answer)
     assert found is not None
     return len(found[1]), found[1], found[2]
@@ -89,7 +89,7 @@ def test_scram_challenge_of_an_unknown_user_is_steady_and_like_a_real_one(tmp_pa
 )  # fmt: skip
 def test_scram_refuses_first_messages_of_another_form(tmp_path: Path, token: bytes) -> None:
     with pytest.raises(LoginRefused):
-        ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")).take_token(token)
+        ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")).process_token(token)
 
 
 @pytest.mark.parametrize("change", ["channel", "nonce", "proof", "short proof", "no proof"])
@@ -98,7 +98,7 @@ def test_scram_refuses_an_altered_final_message(tmp_path: Path, change: str) -> 
         ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")),
         Scram("SCRAM-SHA-256", "alice", "secret"),
     )
-    final = client.next(exchange.take_token(client.start())) or b""
+    final = client.next(exchange.process_token(client.start())) or b""
     altered = {
         "channel": final.replace(b"c=biws", b"c=eSws"),
         "nonce": final.replace(b",r=", b",r=x"),
@@ -108,7 +108,7 @@ def test_scram_refuses_an_altered_final_message(tmp_path: Path, change: str) -> 
     }[change]
     assert altered != final
     with pytest.raises(LoginRefused):
-        exchange.take_token(altered)
+        exchange.process_token(altered)
 
 
 def test_scram_client_notices_a_server_that_does_not_know_the_password(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_scram_client_notices_a_server_that_does_not_know_the_password(tmp_path:
         ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")),
         Scram("SCRAM-SHA-256", "alice", "secret"),
     )
-    client.next(exchange.take_token(client.start()))
+    client.next(exchange.process_token(client.start()))
     with pytest.raises(SaslError, match="prove"):
         client.next(b"v=AAAA")
 
@@ -129,10 +129,10 @@ def test_plain_takes_the_right_password_alone(tmp_path: Path, by_store: bool) ->
         return PlainExchange(None if by_store else {"alice": "secret", "empty": ""}, users)
 
     right = exchange()
-    right.take_token(Plain("alice", "secret").start())
+    right.process_token(Plain("alice", "secret").start())
     assert right.user == "alice"
     same = exchange()
-    same.take_token(b"alice\0alice\0secret")
+    same.process_token(b"alice\0alice\0secret")
     assert same.user == "alice"
     refusals = {
         b"\0alice\0guess": "Invalid username or password",
@@ -148,7 +148,7 @@ def test_plain_takes_the_right_password_alone(tmp_path: Path, by_store: bool) ->
     for token, text in refusals.items():
         wrong = exchange()
         with pytest.raises(LoginRefused, match=text):
-            wrong.take_token(token)
+            wrong.process_token(token)
         assert wrong.user is None
 
 
@@ -160,20 +160,20 @@ def verify(token: str) -> VerifiedToken:
 
 def test_bearer_takes_a_valid_token() -> None:
     exchange = BearerExchange(verify)
-    assert exchange.take_token(b"n,,\x01auth=Bearer good\x01\x01") == b""
+    assert exchange.process_token(b"n,,\x01auth=Bearer good\x01\x01") == b""
     assert (exchange.user, exchange.expires_ms) == ("alice", 5_000)
     other = BearerExchange(verify)
-    assert other.take_token(b"n,a=alice,\x01auth=Bearer good\x01trace=7\x01\x01") == b""
+    assert other.process_token(b"n,a=alice,\x01auth=Bearer good\x01trace=7\x01\x01") == b""
 
 
 def test_bearer_tells_an_invalid_token_before_it_refuses() -> None:
     exchange = BearerExchange(verify)
-    assert exchange.take_token(b"n,,\x01auth=Bearer bad\x01\x01") == b'{"status": "invalid_token"}'
+    assert exchange.process_token(b"n,,\x01auth=Bearer bad\x01\x01") == b'{"status": "invalid_token"}'
     assert exchange.why == "the token has expired"
     with pytest.raises(LoginRefused, match="invalid_token"):
-        exchange.take_token(b"\x01")
+        exchange.process_token(b"\x01")
     with pytest.raises(LoginRefused):
-        exchange.take_token(b"n,,\x01auth=Bearer good\x01\x01")
+        exchange.process_token(b"n,,\x01auth=Bearer good\x01\x01")
     assert exchange.user is None
 
 
@@ -183,7 +183,7 @@ def test_bearer_tells_an_invalid_token_before_it_refuses() -> None:
 def test_bearer_refuses_messages_of_another_form(token: bytes) -> None:
     exchange = BearerExchange(verify)
     with pytest.raises(LoginRefused):
-        exchange.take_token(token)
+        exchange.process_token(token)
     assert exchange.user is None
 
 
@@ -201,7 +201,7 @@ def test_no_bytes_make_an_exchange_fail_otherwise_or_succeed(
     for exchange in makers:
         for token in tokens:
             try:
-                exchange.take_token(token)
+                exchange.process_token(token)
             except LoginRefused:
                 break
         assert exchange.user is None

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
-from kohort.broker.security.principals import PrincipalMapping, subject_name
+from kohort.broker.security.principals import PrincipalMapping, certificate_subject
 from kohort.errors import InvalidInputError
 
 KEY = ec.generate_private_key(ec.SECP256R1())
@@ -60,17 +60,17 @@ def certificate(*parts: list[tuple[x509.ObjectIdentifier, str]]) -> bytes:
     ],
 )
 def test_subject_is_named_as_by_java(parts: list[list[tuple[x509.ObjectIdentifier, str]]], name: str) -> None:
-    assert subject_name(certificate(*parts)) == name
+    assert certificate_subject(certificate(*parts)) == name
 
 
 def test_damaged_certificates_raise_an_error_and_nothing_else() -> None:
     whole = certificate([(NameOID.COMMON_NAME, "client")])
     for end in range(0, len(whole), 3):
         with pytest.raises(ValueError, match="."):
-            subject_name(whole[:end])
+            certificate_subject(whole[:end])
     for at in range(0, 200, 3):
         with contextlib.suppress(ValueError):
-            subject_name(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
+            certificate_subject(whole[:at] + bytes([whole[at] ^ 0xFF]) + whole[at + 1 :])
 
 
 SUBJECT = "CN=Duke,OU=ServiceUsers,O=Org,C=US"
@@ -86,7 +86,7 @@ def test_certificate_with_an_empty_part_has_no_subject(name: str) -> None:
         inner = b"\x30" + bytes([len(fields)]) + fields
         empty = b"\x30" + bytes([len(inner)]) + inner
     with pytest.raises(ValueError, match="empty|without a subject"):
-        subject_name(empty)
+        certificate_subject(empty)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.io.tls_records import RECORD_HEADER_BYTES, SILENT_RECORDS_MAX, RecordCounter
+from kohort.io.tls_records import RECORD_HEADER_BYTES, SILENT_RECORDS_MAX, TlsRecordCounter
 from kohort.wire import framing
 from kohort.wire.discovery import ApiVersionsRequest
 from tests.support.secured_broker import SecuredBroker
@@ -50,7 +50,7 @@ def test_records_are_counted_wherever_the_bytes_are_split() -> None:
     sizes = [0, 1, 300, 16_401, 22] * 7
     stream = b"".join(b"\x17\x03\x03" + size.to_bytes(2, "big") + b"x" * size for size in sizes)
     for step in (1, 2, 3, RECORD_HEADER_BYTES, 7, 1_000, len(stream)):
-        counter, found, pieces = RecordCounter(4), 0, b""
+        counter, found, pieces = TlsRecordCounter(4), 0, b""
         for start in range(0, len(stream), step):
             for piece, count in counter.pieces(stream[start : start + step]):
                 assert count <= 4

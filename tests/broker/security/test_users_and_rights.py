@@ -127,7 +127,7 @@ def test_long_salt_of_one_user_does_not_lock_the_others_out(tmp_path: Path, mech
 def test_made_up_salts_are_bounded_even_if_stored_ones_are_not(tmp_path: Path) -> None:
     users = Users(tmp_path)
     users.change((), [("old", 1, 4096, bytes(1 << 20), b"x")])
-    assert 0 < len(users.made_up_credential("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
+    assert 0 < len(users.decoy_credential("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
 
 
 @pytest.mark.parametrize(("mode", "warnings"), [(0o644, 1), (0o640, 0), (0o600, 0)], ids=oct)
@@ -137,7 +137,7 @@ def test_passwords_that_every_user_of_the_machine_can_read_are_warned_of(
     file = tmp_path / "users.properties"
     file.write_text("alice=secret-1\n")
     file.chmod(mode)
-    Users(tmp_path).add_from(str(file))
+    Users(tmp_path).add_users_from_file(str(file))
     warned = f"every user of this machine can read the passwords in {file}: chmod 600 it"
     assert [record.getMessage() for record in caplog.records] == [warned] * warnings
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from tests.cluster.chaos.servers import HEARTBEAT_MS, REBALANCE_MS, SESSION_MS, stop, wake
 from tests.peers.churn import clients
 from tests.peers.churn.story import Member, Pause, Story
@@ -83,7 +83,7 @@ class Crowd:
         command = [*clients.command("kohort"), *(f"{key}={value}" for key, value in orders.items())]
         member = Member(name, "kohort", self.protocol, log, time.monotonic_ns())
         with log.with_suffix(".err").open("wb") as errors:
-            process = start_tied(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
+            process = start_dependent_child(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
         self.story.members.append(member)
         self.living.append(Process(member, process))
 

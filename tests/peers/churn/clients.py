@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kohort.errors import NotFoundError
-from kohort.io.java import java_path, log_settings
+from kohort.io.java import java_path, log4j_properties
 from tests.peers.peers import CACHE, PeerUnavailable, build, digest
 from tests.support.apache_kafka import kafka_jars
 from tests.support.maven import MavenUnavailable
@@ -47,7 +47,7 @@ def _java() -> list[str]:
     if not (classes / "ChurnMember.class").exists():
         classes.mkdir(parents=True, exist_ok=True)
         build([compiler, "-d", str(classes), "-cp", f"{jars}/*", str(source)], MEMBERS, "javac")
-    (classes / "log4j2.properties").write_text(log_settings("info"))
+    (classes / "log4j2.properties").write_text(log4j_properties("info"))
     return [str(java), *_JAVA_OPTIONS, "-cp", f"{classes}:{jars}/*", "ChurnMember"]
 
 

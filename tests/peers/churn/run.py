@@ -16,7 +16,7 @@ from pathlib import Path
 from kohort import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.errors import KafkaError
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from tests.peers.churn import clients
 from tests.peers.churn.places import Place
 from tests.peers.churn.plans import CLASSIC, CONSUMER, GROWN, GROWS_AT, TOPICS, Kind, Plan
@@ -232,7 +232,7 @@ class Run:
         member = Member(name, kind.client, protocol, log, time.monotonic_ns(), instance=str(orders["instance"]))
         command = [*self._commands[kind.client], *(f"{key}={value}" for key, value in orders.items())]
         with self._errors(member).open("wb") as errors:
-            process = start_tied(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
+            process = start_dependent_child(command, stdin=subprocess.PIPE, stdout=errors, stderr=subprocess.STDOUT)
         self.story.members.append(member)
         self._living.append(_Process(member, kind, process))
         if twin is not None and protocol == CLASSIC:  # the older is fenced

@@ -10,7 +10,7 @@ from kohort.region.member import events as member_events
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Part, Position
 from kohort.region.sinks.availability import AWAY
-from kohort.region.sinks.dead_letters import letters_of, split_refused
+from kohort.region.sinks.dead_letters import make_dead_letters, split_refused_rows
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.region.states import RegionMemberState
 from tests.region.volume import Died
@@ -125,12 +125,12 @@ class BatchMember(Member):
             self.folder.stage(keys[0], table)
             return Staged(keys[:1])
         self.check_letters()
-        good, reasons = split_refused(self.folder, table)
+        good, reasons = split_refused_rows(self.folder, table)
         self.folder.stage(keys[0], good)
         if not reasons:
             return Staged(keys[:1])
         records = table.append_column("topic", pa.array([TOPIC] * table.num_rows, pa.string()))
-        self.letter_folder.stage(keys[1], letters_of(table, reasons, self.name, records=records))
+        self.letter_folder.stage(keys[1], make_dead_letters(table, reasons, self.name, records=records))
         return Staged(keys[:1], keys[1:], len(reasons))
 
     def finish(self, batch: Batch) -> None:

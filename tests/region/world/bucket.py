@@ -254,7 +254,7 @@ class WorldStore(ObjectStore):
     def _each(self, ask: Any, paths: Sequence[str]) -> list[Any]:
         return [answer for answer in map(ask, paths) if answer is not None]
 
-    def race_puts(self, path: str) -> int:
+    def count_race_winners(self, path: str) -> int:
         """Return how many of several puts created an object; here they come one after the other."""
 
         def wins(number: int) -> bool:

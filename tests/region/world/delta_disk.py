@@ -108,7 +108,9 @@ class ModelLog(StoreDeltaLog):
     def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> Any:
         """Create the table, or load the one that another writer has created meanwhile."""
         assert not partition_by
-        self._store.create_object(version_path(0), commit_of(0, {}, (), deltalake.Schema.from_arrow(schema).to_json()))
+        self._store.create_object_if_absent(
+            version_path(0), commit_of(0, {}, (), deltalake.Schema.from_arrow(schema).to_json())
+        )
         return self.load()
 
     def reaches(self, folder: str) -> bool:

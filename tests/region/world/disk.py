@@ -18,7 +18,7 @@ import pyarrow as pa
 from kohort.region.files import Output
 from kohort.region.records import Part
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from kohort.region.sinks.rows import refusal_of
+from kohort.region.sinks.rows import refused_rows_error
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, Node, Volume
 from tests.region.world.clock import Clock, ViolatedError
@@ -225,7 +225,7 @@ class WorldSink:
     def check_rows(self: Any, table: pa.Table) -> pa.Table:
         bad = [row for row, record in enumerate(records_of(table)) if not self.disk.takes(record)]
         if bad:
-            raise refusal_of(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
+            raise refused_rows_error(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
         return super().check_rows(table)
 
     def stage(self: Any, key: StagedKey, table: pa.Table) -> None:

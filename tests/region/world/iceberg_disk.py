@@ -271,7 +271,7 @@ class IcebergDisk(ObjectDisk):
         """Have pyiceberg use no threads, write neither Parquet nor Avro, and copy no metadata."""
         with (
             mock.patch.object(ExecutorFactory, "get_or_create", staticmethod(AtOnce)),
-            mock.patch.object(iceberg_table, "write_planned", write_lines),
+            mock.patch.object(iceberg_table, "write_planned_file", write_lines),
             mock.patch.object(manifest, "AvroOutputFile", PickledOutput),
             mock.patch.object(manifest, "AvroFile", PickledInput),
             mock.patch.object(TableMetadataV2, "model_copy", copied_flat),
@@ -421,7 +421,7 @@ class IcebergSink(WorldSink, IcebergTable):
 
 
 def write_lines(table: Table, file: PlannedFile, compression: str, place: str) -> StagedFile:
-    """Write a data file, in place of `write_planned`."""
+    """Write a data file, in place of `write_planned_file`."""
     del compression, place
     data = lines_of(file.rows)
     with table.io.new_output(file.path).create() as output:

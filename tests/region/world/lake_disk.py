@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.records import Position
 from kohort.region.sinks import ducklake_catalog
-from kohort.region.sinks.ducklake_catalog import DATA, CommitOpenError, DuckLake, LakeTransaction
+from kohort.region.sinks.ducklake_catalog import DATA, DuckLake, LakeTransaction, UnknownCommitError
 from kohort.region.sinks.ducklake_table import DuckLakeTable
 from kohort.region.staged import StagedKey
 from tests.region.places import HeldFiles
@@ -92,11 +92,11 @@ class WorldLake(DuckLake):
         decisive = self.sink.decisive
         fault = "" if decisive is None else decisive.next_fault(writes=True)
         if fault and fault != "lost answer":
-            raise CommitOpenError("the catalog is away")
+            raise UnknownCommitError("the catalog is away")
         super()._commit_snapshot(at)
         self.sink.disk.committed(self.sink.moved)
         if fault:
-            raise CommitOpenError("the answer of a commit was lost")
+            raise UnknownCommitError("the answer of a commit was lost")
 
 
 class LakeSink(WorldSink, DuckLakeTable):

@@ -19,7 +19,7 @@ from kohort.errors import CorruptDataError
 from kohort.region.sinks import compaction
 from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.compaction import Generation
-from kohort.region.sinks.parquet_objects import ParquetObjects, SequenceLog, StoreGenerations
+from kohort.region.sinks.parquet_objects import ParquetObjects, PublishedSequenceLog, StoreGenerations
 from tests.region.volume import Died
 from tests.region.world.bucket import Bucket, BucketClient, StoreFaults, WorldStore
 from tests.region.world.clock import Clock, ViolatedError
@@ -114,9 +114,9 @@ class ObjectDisk(Disk):
             ViolatedError: it is not.
         """
         generation, log = self._generation()
-        emptied = log.last_emptied(generation.upto)
-        self._compare_merged(generation, log.last_emptied(0))
-        for entry in log.read_entries(max(generation.upto, emptied)) or ():
+        emptied = log.last_emptied_sequence(generation.upto)
+        self._compare_merged(generation, log.last_emptied_sequence(0))
+        for entry in log.read_sequence_entries(max(generation.upto, emptied)) or ():
             if not self._looked_at(entry.sequence, tuple(entry.files)):
                 wanted = self.wanted.get(entry.sequence, self.void.get(entry.sequence))
                 if wanted is None:
@@ -167,7 +167,7 @@ class ObjectDisk(Disk):
     def _expected(self) -> dict[int, Counter[Record]]:
         return {**self.void, **self.wanted}
 
-    def _generation(self) -> tuple[Generation, SequenceLog]:
+    def _generation(self) -> tuple[Generation, PublishedSequenceLog]:
         return StoreGenerations(self._store, self._log).newest(), self._log
 
     def _changed(self, path: str, is_new: bool) -> None:
@@ -185,7 +185,7 @@ class ObjectFolder(WorldSink, ParquetObjects):
         super().__init__(f"s3://world{disk.path}", partition_by=disk.partition_by)
         self.disk, self.client, self.calls = disk, client, client.calls
         self._store = WorldStore(self.path, client)
-        self._log = SequenceLog(self._store)
+        self._log = PublishedSequenceLog(self._store)
 
     def _parquet(self, table: pa.Table) -> bytes:
         return lines_of(table)

@@ -12,7 +12,7 @@ from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import MemberPhase, RegionFacts
 from kohort.region.messages import AskReset, Emptying, Report, Stop
 from kohort.region.records import Manifest
-from kohort.region.server import LOOK_S, FactWriter, Pauses, TermOverError
+from kohort.region.server import LOOK_S, Pauses, RetryingFactWriter, TermOverError
 from kohort.region.states import RegionState
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION, REGION_ID
@@ -40,7 +40,7 @@ class Plane:
         self.clients: dict[int, Member] = {}
         self.clock.log(f"control plane of term {self.term} begins at sequence {world.stored.sequence}")
         self.machine = RegionMachine(known, world.config, self.clock.now_ms)
-        self._pen, self._writer = pen, FactWriter(pen, REGION)
+        self._pen, self._writer = pen, RetryingFactWriter(pen, REGION)
         self._emptying: list[Manifest] = []  # on their way to the topic
         self._writes: list[tuple[Pauses[plane_events.Event], Callable[[], None]]] = []
         self._wrote_ms = self.clock.now_ms
@@ -71,7 +71,7 @@ class Plane:
         awake = self.clock.now_ms >= self.sleeps_until_ms
         if awake and self.clock.now_ms - self._wrote_ms >= LOOK_MS:
             try:
-                self._pen.check_term()
+                self._pen.raise_if_term_over()
             except TermOverError as error:
                 self._is_over(error)
                 return

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from kohort.region.records import Contribution, Initial, Manifest, Part, Position, Shown, part_of, staged_keys_by_sink
-from kohort.region.sinks.bound import offsets_text
+from kohort.region.sinks.bound import offsets_as_json
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
 
@@ -79,7 +79,7 @@ class Stored:
         for place, disk in self.disks.items():
             if place in self.differs:
                 continue  # what it shows under this number is of the other history
-            disk.offsets[manifest.sequence] = offsets_text(manifest.positions)
+            disk.offsets[manifest.sequence] = offsets_as_json(manifest.positions)
             share = self._share(place, contributions)
             disk.complete(manifest.sequence, share, self._lost(place, contributions))
         self._check_shares(ends, contributions)

@@ -26,7 +26,7 @@ from kohort.errors import ErrorCode, NotFoundError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 from kohort.region.sinks import kafka_topic
 from kohort.region.sinks.kafka_topic import KafkaTopic
-from kohort.region.sinks.rows import refusal_of
+from kohort.region.sinks.rows import refused_rows_error
 from kohort.region.sinks.staging_topic import MARKER, SinkMarker, StagingTopic
 from kohort.region.staged import StagedKey
 from kohort.wire.batch import BatchRecord
@@ -446,7 +446,7 @@ class TopicSink(WorldSink, KafkaTopic):
             return KafkaTopic.check_rows(self, table)
         bad = [row for row, record in enumerate(records_of(table)) if not self.disk.takes(record)]
         if bad:
-            raise refusal_of(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
+            raise refused_rows_error(dict.fromkeys(bad[: 1 + bad[0] % 3], "bad"), table, "offset")
         return KafkaTopic.check_rows(self, rows_of(table))
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:

@@ -1,6 +1,6 @@
 """A region's partition of the topic and its transaction coordinator, which answers with every error that Kafka has.
 
-The `RegionLogWriter` and the `FactWriter` that ship write through it. The producer's own requests are left
+The `RegionLogWriter` and the `RetryingFactWriter` that ship write through it. The producer's own requests are left
 out: an error is what the writer's call raises.
 """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 from tests.support.waiting import STILL_S, until
 
-from kohort.io.java import start_tied
+from kohort.io.java import start_dependent_child
 from kohort.zookeeper import free_port, free_ports
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -111,7 +111,7 @@ def _server(name: str, port: int, folder: Path, command: Sequence[str], env: Map
     """One of Spark's servers, up; it ends with the block, or with this process, and what it started ends too."""
     log = folder / f"{name}.log"
     with log.open("wb") as output:
-        process = start_tied(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=env)
+        process = start_dependent_child(command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, env=env)
 
     def answers() -> bool:
         assert process.poll() is None, f"the {name} ended:\n{log.read_text()[-3000:]}"

@@ -8,11 +8,11 @@ from typing import Any
 import kohort.spark.source.group_offsets as place_module
 import kohort.spark.source.readers as readers_module
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached
+from kohort.spark.source.batch_offset import BatchOffset, CheckpointPosition, Committed, OffsetRange
 from kohort.spark.source.bounds import ReadBound
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
-from kohort.spark.source.membership import CommitSource, SourceMembership
+from kohort.spark.source.membership import CommitOrigin, SourceMembership
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.readers import ReadTask
@@ -26,7 +26,7 @@ def commits_before_the_sink() -> None:
         batch = plan(self, start, limited=limited)
         if batch is not None:
             group = self._coordinator._group  # type: ignore[attr-defined]
-            group.commit(batch.ends(), CommitSource(self.identity, batch.batch, batch.generation, batch.ids))
+            group.commit(batch.ends(), CommitOrigin(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
     SourceQuery.plan = planned  # type: ignore[method-assign]
@@ -40,31 +40,31 @@ def commits_no_claims() -> None:
 def resumes_at_the_checkpoint() -> None:
     """The checkpoint counts, whatever the group says."""
 
-    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+    def resume(_query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
         return reached.offset if reached is not None else committed and committed.offset
 
-    place_module.resume_at = resume
+    place_module.choose_start_offset = resume
 
 
 def raises_by_anyones_checkpoint() -> None:
     """The checkpoint raises the group's offset, whoever committed it."""
 
-    def resume(_query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+    def resume(_query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
         return max((mutant.offset for mutant in (committed, reached) if mutant is not None), default=None)
 
-    place_module.resume_at = resume
+    place_module.choose_start_offset = resume
 
 
 def raises_by_a_batch_that_was_left() -> None:
     """The checkpoint raises what its own query committed since."""
 
-    def resume(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+    def resume(query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
         if committed is None or reached is None or committed.stamp is None or committed.stamp.query != query:
             one = committed or reached
             return one and one.offset
         return max(committed.offset, reached.offset)
 
-    place_module.resume_at = resume
+    place_module.choose_start_offset = resume
 
 
 def releases_inside_a_batch() -> None:
@@ -153,7 +153,7 @@ def ends_on_an_overtaken_look() -> None:
 
 def starts_new_partitions_at_their_ends() -> None:
     """Records of a partition that is new are passed over."""
-    first = place_module.first_positions
+    first = place_module.start_offsets_without_commit
 
     def positions(
         partitions: Iterable[TopicPartition],
@@ -167,14 +167,14 @@ def starts_new_partitions_at_their_ends() -> None:
         new = catalog.ends(tp for tp in wanted if tp not in there)
         return first((tp for tp in wanted if tp not in new), catalog, bound, again=again, there=there) | new
 
-    place_module.first_positions = positions
+    place_module.start_offsets_without_commit = positions
 
 
 def commits_nothing() -> None:
     """Finished batches are not told to the group."""
     commit = SourceMembership.commit
 
-    def committed(self: SourceMembership, offsets: Any, maker: CommitSource, timeout_ms: float | None = None) -> None:
+    def committed(self: SourceMembership, offsets: Any, maker: CommitOrigin, timeout_ms: float | None = None) -> None:
         if not self._busy:
             commit(self, offsets, maker, timeout_ms)
 

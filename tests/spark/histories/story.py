@@ -16,7 +16,7 @@ from kohort.client.consumer.range_reader import RangeReader
 from kohort.groups.records import GroupSaved, Kind, OffsetCommitted, Tombstone
 from kohort.ids import TopicPartition
 from kohort.journal.codec import GroupRecordReader
-from kohort.spark.source.batch_offset import OffsetRange, Stamp
+from kohort.spark.source.batch_offset import CommitStamp, OffsetRange
 
 LOST = "lost its partitions"
 """What a member logs that was put out, or must take itself for it, since it has not heard the coordinator."""
@@ -28,7 +28,7 @@ class Commit(NamedTuple):
 
     at_ms: int
     offset: int | None
-    stamp: Stamp | None
+    stamp: CommitStamp | None
 
 
 class Batch(NamedTuple):
@@ -248,7 +248,7 @@ def read_journal(story: Story, servers: str, group: str, span: OffsetRange, repo
                 if group in str(record):
                     lines.append(f"{at_ms} {record}\n")
                 if isinstance(record, OffsetCommitted) and record.group_id == group:
-                    commit = Commit(at_ms, record.offset, Stamp.from_metadata(record.metadata))
+                    commit = Commit(at_ms, record.offset, CommitStamp.from_metadata(record.metadata))
                     story.commits.setdefault(TopicPartition(record.topic, record.partition), []).append(commit)
                 elif isinstance(record, Tombstone) and record.key[0] is Kind.OFFSET and record.key[1] == group:
                     partition = TopicPartition(record.key[2], int(record.key[3]))

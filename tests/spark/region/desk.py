@@ -19,7 +19,7 @@ from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
-from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords, SourceSessions
+from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, Idle, LostRecords, SourceSessions
 
 EPOCH, GENERATION = 5, 3
 
@@ -52,7 +52,7 @@ class Desk:
         self.before_begin: Callable[[], None] = lambda: None
         self.starts: dict[int, int] = {}  # by assignment version
         self._changed = threading.Condition()
-        self._parts: dict[TopicPartition, HandedPart] = {}
+        self._parts: dict[TopicPartition, AssignmentReplyPart] = {}
         self._version = self._assignment_version = 0
         self._running: int | None = None
 
@@ -63,7 +63,7 @@ class Desk:
                 self._assignment_version += 1
                 self._version += 1
                 self.starts[self._assignment_version] = start
-                part = HandedPart(
+                part = AssignmentReplyPart(
                     topic or self.topic, topic_id or self.topic_id, number, start, self._assignment_version
                 )
                 self._parts[TopicPartition(part.topic, number)] = part
@@ -83,14 +83,14 @@ class Desk:
             self.holds = holds
             self._changed.notify_all()
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
         self._heed()
         with self._changed:
             self.waits.append(wait_ms)
             self.idle.append(idle)
             if not self._changed.wait_for(lambda: not self.holds, wait_ms / 1000):
                 return None
-            return Handed(self._version, self.epoch, GENERATION, tuple(self._parts.values()))
+            return AssignmentReply(self._version, self.epoch, GENERATION, tuple(self._parts.values()))
 
     def keeps_trigger_waiting(self) -> bool:
         return self.keeps

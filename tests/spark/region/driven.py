@@ -34,10 +34,10 @@ from kohort.region.sinks import Sink
 from kohort.region.staged import StagedKey
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_run import RegionQuery
-from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.query_thread import SourceMemberThread
 from kohort.spark.region.staging import QueryOutput
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source_sessions import SOURCE_SESSIONS, Handed, HandedPart
+from kohort.spark.source_sessions import SOURCE_SESSIONS, AssignmentReply, AssignmentReplyPart
 
 TOPIC = UUID(int=7)
 REGION_ID = UUID(int=1)
@@ -125,8 +125,8 @@ class Run:
             self._identities[session], {"kind": "ask", "seat": session, "what": what, **facts}
         )
 
-    def held(self, source: int = 0) -> Handed:
-        return Handed.from_message(self.ask("held", source, wait_ms=0))
+    def held(self, source: int = 0) -> AssignmentReply:
+        return AssignmentReply.from_message(self.ask("held", source, wait_ms=0))
 
     def begin(self, source: int = 0, rows: int = 10) -> None:
         """Plan a batch of so many rows of each partition, and log it."""
@@ -169,7 +169,7 @@ class Run:
         return [SimpleNamespace(key=key.file_stem(), letters=0)]
 
 
-def _tp(part: HandedPart) -> TopicPartition:
+def _tp(part: AssignmentReplyPart) -> TopicPartition:
     return TopicPartition(part.topic, part.partition)
 
 
@@ -178,7 +178,7 @@ class Spark:
 
     def __init__(self) -> None:
         self.output, self.operators, self.sources = "[]", (), ("t",)
-        self.keeps_checkpoint = True
+        self.needs_last_checkpoint = True
         self.schema, self.batches_kept = pa.schema([]), 100
         self.runs: list[Run] = []
         self.may_start = threading.Event()
@@ -204,7 +204,7 @@ class Driven:
         self.spark = Spark()
         self.folder = folder / "q"
         self.folder.mkdir()
-        self.threads: list[QueryThread] = []
+        self.threads: list[SourceMemberThread] = []
         sink = cast(Sink, SimpleNamespace(place="s"))
         self.query = RegionQuery(
             "q", cast(BuiltQuery, self.spark), QueryOutput(sink), REGION_ID, str(self.folder), lambda: self.threads
@@ -222,7 +222,7 @@ class Driven:
             )
             config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])
-            self.threads.append(QueryThread(machine, consumer, (), config, self.query, number))
+            self.threads.append(SourceMemberThread(machine, consumer, (), config, self.query, number))
             self.threads[-1]._link = cast(ControlPlaneLink, self.planes[number])
         self.topics = topics
         self.query.start()

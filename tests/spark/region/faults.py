@@ -10,10 +10,10 @@ from kohort.client.admin.admin import Admin
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.region_offsets import RegionOffsets
-from kohort.spark.source_sessions import Handed
+from kohort.spark.source_sessions import AssignmentReply
 
 
-def ignores_assignment_versions(self: RegionOffsets, handed: Handed, at: Any) -> None:
+def ignores_assignment_versions(self: RegionOffsets, handed: AssignmentReply, at: Any) -> None:
     known = self.__dict__.setdefault("_by_name", {})
     known.update({(tp.topic, tp.partition): position for tp, position in at.items()})
     self._reached = {
@@ -21,11 +21,11 @@ def ignores_assignment_versions(self: RegionOffsets, handed: Handed, at: Any) ->
     }
 
 
-def always_at_the_start(self: RegionOffsets, handed: Handed, at: Any) -> None:
+def always_at_the_start(self: RegionOffsets, handed: AssignmentReply, at: Any) -> None:
     self._reached = {part.assignment_version: part.start for part in handed.parts}
 
 
-def forgets_what_a_look_misses(self: RegionOffsets, handed: Handed, at: Any) -> None:
+def forgets_what_a_look_misses(self: RegionOffsets, handed: AssignmentReply, at: Any) -> None:
     reached = {part.assignment_version: at[tp] for tp, part in self._parts.items() if tp in at}
     self._reached = {part.assignment_version: reached.get(part.assignment_version, part.start) for part in handed.parts}
 

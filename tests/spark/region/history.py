@@ -13,7 +13,7 @@ from typing import Any
 from kohort.client.settings import Servers
 from kohort.region.records import Contribution, Epoch, Fact, Manifest, Term
 from kohort.region.region_key import region_key
-from kohort.region.region_topic import TopicReader, make_or_check, partition_of
+from kohort.region.region_topic import TopicReader, ensure_regions_topic, partition_of
 
 FIRST = 1
 """The first epoch of a region. It looks like a reset, but is none, because nothing was staged before."""
@@ -85,7 +85,7 @@ class History:
             KafkaError: the topic can't be read.
         """
         if self._reader is None:
-            where = partition_of(self.region, make_or_check(self.servers, self.settings))
+            where = partition_of(self.region, ensure_regions_topic(self.servers, self.settings))
             self._reader = TopicReader(self.servers, self.settings, where, region_key(), self.region)
         for fact in self._reader.advance():
             self._take(fact)

@@ -12,7 +12,7 @@ from tests.spark.region.oracle import Operator, Output, Timeline, expected
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_files import version_file
+from kohort.spark.region.checkpoint_files import parse_state_file_name
 
 _PROVIDERS = "org.apache.spark.sql.execution.streaming.state."
 _STORE = "spark.sql.streaming.stateStore."
@@ -120,7 +120,7 @@ class Run:
         """Versions of the state that are there as a whole, in each store of the first operator."""
         found: dict[Path, set[int]] = {}
         for path in (self.checkpoint / "state" / "0").rglob("*"):
-            kept = version_file(path.name)
+            kept = parse_state_file_name(path.name)
             if kept is not None:
                 found.setdefault(path.parent, set()).update([kept.version] if kept.whole else ())
         return set.intersection(*found.values()) if found else set()

@@ -15,7 +15,7 @@ from kohort.region.records import Position
 from kohort.region.sinks import Sink
 from kohort.spark.region import spark_region as module
 from kohort.spark.region.query_spec import DeclaredQuery, declare
-from kohort.spark.region.spark_region import caught_up, current_end_offsets, query_of
+from kohort.spark.region.spark_region import current_end_offsets, has_published_up_to, query_of
 
 PARTITIONS, END = 6, 10
 
@@ -58,12 +58,12 @@ def own(name: str) -> set[int]:
 def test_a_pinned_query_is_done_with_its_own_partitions_while_another_is_away() -> None:
     a, b = (query(name, state="pinned", queries=["b", "a"]) for name in ("a", "b"))
     assert own("a") and own("b")
-    assert caught_up(at(own("a")), current_end_offsets([a]))
-    assert not caught_up(at(own("b")), current_end_offsets([a]))
-    assert not caught_up(at(own("a")), current_end_offsets([a, b])), "both are this job's"
-    assert caught_up(at(own("a") | own("b")), current_end_offsets([a, b]))
+    assert has_published_up_to(at(own("a")), current_end_offsets([a]))
+    assert not has_published_up_to(at(own("b")), current_end_offsets([a]))
+    assert not has_published_up_to(at(own("a")), current_end_offsets([a, b])), "both are this job's"
+    assert has_published_up_to(at(own("a") | own("b")), current_end_offsets([a, b]))
 
 
 def test_any_other_query_is_done_with_all_partitions_of_its_topics() -> None:
-    assert not caught_up(at(own("a")), current_end_offsets([query("a")]))
-    assert caught_up(at(range(PARTITIONS)), current_end_offsets([query("a")]))
+    assert not has_published_up_to(at(own("a")), current_end_offsets([query("a")]))
+    assert has_published_up_to(at(range(PARTITIONS)), current_end_offsets([query("a")]))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.spark.region.checkpoint_files import operator_metadata_in_folder, operator_noted
-from kohort.spark.region.folders import find_source, last_batch, offsets_of
+from kohort.spark.region.checkpoint_files import parse_operator_metadata, relocate_operator_metadata
+from kohort.spark.region.folders import find_source_offset, last_batch, offsets_of
 from kohort.spark.source.batch_offset import BatchOffset
 
 META = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
@@ -86,12 +86,12 @@ def test_a_source_is_found_by_its_query_wherever_it_stands() -> None:
     ours, theirs = json.loads(OURS), json.loads(THEIRS)
     strangers = [None, 17, "q-1", {"logOffset": 2}, {"query": "q-1"}, ["q-1"]]
     for offsets in ([ours, theirs, *strangers], [*strangers, theirs, ours]):
-        assert find_source(offsets, "q-1") == ours
-        assert find_source(offsets, "q-2") == theirs
-        assert find_source(offsets, "q-3") is None
+        assert find_source_offset(offsets, "q-1") == ours
+        assert find_source_offset(offsets, "q-2") == theirs
+        assert find_source_offset(offsets, "q-3") is None
     with pytest.raises(CorruptDataError, match="2 sources of one checkpoint say that they are query q-1"):
-        find_source([ours, theirs, ours | {"batch": -5}], "q-1")
-    assert find_source([ours, theirs, dict(ours)], "q-1") == ours, "a union of a source with itself"
+        find_source_offset([ours, theirs, ours | {"batch": -5}], "q-1")
+    assert find_source_offset([ours, theirs, dict(ours)], "q-1") == ours, "a union of a source with itself"
 
 
 NOTED = {"operatorInfo": {"operatorName": "x"}, "stateStoreInfo": [{"storeName": "default", "numPartitions": 1}]}
@@ -105,9 +105,9 @@ def _noted(*paths: str) -> str:
 def test_schemas_are_found_below_the_new_folder(scheme: str) -> None:
     """Spark writes paths without escaping, so blanks and per cent signs stay."""
     inside = "state/0/_stateSchema/default/0_1b7c"
-    text, schemas = operator_metadata_in_folder("v2/0", _noted(f"{scheme}/a b%20c/state/9/e1/{inside}"), "/neu ä/e2")
+    text, schemas = relocate_operator_metadata("v2/0", _noted(f"{scheme}/a b%20c/state/9/e1/{inside}"), "/neu ä/e2")
     assert schemas == [inside]
-    (found,) = operator_noted("v2/0", text)["stateStoreInfo"][0]["stateSchemaFilePaths"]
+    (found,) = parse_operator_metadata("v2/0", text)["stateStoreInfo"][0]["stateSchemaFilePaths"]
     assert re.fullmatch(f"(file:|file://)?/neu ä/e2/{inside}", found) and found.startswith(scheme)
 
 
@@ -116,12 +116,12 @@ def test_schemas_are_found_below_the_new_folder(scheme: str) -> None:
 )
 def test_other_paths_are_refused(path: str) -> None:
     with pytest.raises(InvalidInputError, match="which is no schema of state"):
-        operator_metadata_in_folder("v2/0", _noted(path), "/e2")
+        relocate_operator_metadata("v2/0", _noted(path), "/e2")
 
 
 def test_metadata_without_paths_stays_as_it_is() -> None:
     text = f"v2\n{json.dumps(NOTED)}"
-    assert operator_metadata_in_folder("v2/0", text, "/e2") == (text, [])
+    assert relocate_operator_metadata("v2/0", text, "/e2") == (text, [])
 
 
 @pytest.mark.parametrize(
@@ -129,4 +129,4 @@ def test_metadata_without_paths_stays_as_it_is() -> None:
 )
 def test_metadata_that_nobody_knows_is_an_error(text: str, error: type[Exception]) -> None:
     with pytest.raises(error):
-        operator_noted("v2/0", text)
+        parse_operator_metadata("v2/0", text)

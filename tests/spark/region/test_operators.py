@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, window
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.query_factory import has_watermark, refuse_unreplayable, stateful_operators
+from kohort.spark.region.query_factory import has_watermark, refuse_unreplayable_sources, stateful_operators
 
 Build = Callable[[DataFrame], DataFrame]
 
@@ -65,14 +65,14 @@ def test_the_plan_names_operators_that_keep_state(spark: SparkSession, name: str
 
 def test_a_source_that_cant_go_back_is_refused(spark: SparkSession) -> None:
     rates = spark.readStream.format("rate").load()
-    refuse_unreplayable(rates)
+    refuse_unreplayable_sources(rates)
     text = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", 9).load()
     with pytest.raises(InvalidInputError, match="can't go back"):
-        refuse_unreplayable(rates.join(text, rates.value == text.value))
+        refuse_unreplayable_sources(rates.join(text, rates.value == text.value))
 
 
 def test_files_that_stay_are_a_source_that_can_go_back(spark: SparkSession, tmp_path: Path) -> None:
     for reported in ({}, {"cleanSource": "OFF"}):
-        refuse_unreplayable(spark.readStream.options(**reported).text(str(tmp_path)))
+        refuse_unreplayable_sources(spark.readStream.options(**reported).text(str(tmp_path)))
     with pytest.raises(InvalidInputError, match="cleanSource=delete"):
-        refuse_unreplayable(spark.readStream.option("cleanSource", "delete").text(str(tmp_path)))
+        refuse_unreplayable_sources(spark.readStream.option("cleanSource", "delete").text(str(tmp_path)))

@@ -337,7 +337,7 @@ def test_a_right_that_is_missing(
 def test_without_its_check_a_mode_is_found_no_sooner_than_spark_starts(
     spark: SparkSession, region: SparkRegion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kohort.spark.region.query_factory.refuse_mode", lambda frame, mode: None)
+    monkeypatch.setattr("kohort.spark.region.query_factory.check_output_mode", lambda frame, mode: None)
     monkeypatch.setattr(spark_region.SparkRegion, "_admit", lambda *given: (_ for _ in ()).throw(KeyError("admitted")))
     region.query("q", counted, source=SOURCE, into=ParquetFolder(tmp_path / "out"))
     with pytest.raises(KeyError, match="admitted"):

@@ -28,7 +28,7 @@ from kohort.spark.region.query_state import SavedQuery
 def query(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Driven]:
     """A query whose runs have cloned checkpoints, and one that needs none."""
     driven = Driven(tmp_path)
-    driven.spark.keeps_checkpoint = request.param
+    driven.spark.needs_last_checkpoint = request.param
     yield driven
     driven.close()
 
@@ -201,7 +201,7 @@ def test_a_query_that_keeps_nothing_needs_no_earlier_folder(tmp_path: Path) -> N
     for machine in (here, there):
         machine.mkdir()
         query = Driven(machine)
-        query.spark.keeps_checkpoint = False
+        query.spark.needs_last_checkpoint = False
         query.begin(states[-1] if states else None, epoch=5 + 3 * len(states))
         query.give({0: 100, 1: 200})
         query.run.batch()
@@ -247,7 +247,7 @@ def test_a_checkpoint_that_is_needed_is_missed(tmp_path: Path) -> None:
 def test_state_of_an_operator_that_is_not_known_fails_its_batch(tmp_path: Path) -> None:
     """The next run would begin without it."""
     query = Driven(tmp_path)
-    query.spark.keeps_checkpoint = False
+    query.spark.needs_last_checkpoint = False
     query.begin()
     query.give({0: 100})
     query.run.batch()

@@ -23,7 +23,7 @@ from kohort.region.control_plane.state import ControlPlaneState
 from kohort.region.member import events
 from kohort.spark.region import query_run
 from kohort.spark.region.query_run import RegionQuery
-from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.query_thread import SourceMemberThread
 from kohort.spark.region.source_assignments import SourceAssignments
 from kohort.spark.region.spark_region import StartedQuery
 
@@ -215,7 +215,7 @@ def test_when_a_query_is_closed_no_source_begins_a_batch_between(both: Both, mon
     began: list[object] = []
 
     def leave() -> None:
-        QueryThread.leave_region(lead)
+        SourceMemberThread.leave_region(lead)
         both.query.turn(0)
         began.append(both.query.run.ask("begin", 1, version=held.version, batch=2))
 

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
 from kohort.spark.region.source_assignments import SourceAssignments
-from kohort.spark.source_sessions import Handed, Idle, LostRecords
+from kohort.spark.source_sessions import AssignmentReply, Idle, LostRecords
 
 TOPIC = UUID(int=7)
 RUN = 1
@@ -115,7 +115,7 @@ class Asking:
         held = seated.run.wait_partitions(0)
         assert held is not None
         self.knows = held.version
-        self.answers: list[Handed | None] = []
+        self.answers: list[AssignmentReply | None] = []
         idle = Idle(held.version, DAY_MS)
         self._thread = threading.Thread(
             target=lambda: self.answers.append(seated.run.wait_partitions(wait_ms, idle)), daemon=True
@@ -123,7 +123,7 @@ class Asking:
         self._thread.start()
         until(lambda: seated.session._changed._waiters, "it waits")  # type: ignore[attr-defined]
 
-    def answer(self) -> Handed | None:
+    def answer(self) -> AssignmentReply | None:
         self._thread.join(PATIENCE_S)
         assert self.answers, "the source waits on"
         return self.answers[0]
@@ -165,14 +165,16 @@ def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
     assert asking.answer() is None
 
 
-def _has_stop_wait(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+def _has_stop_wait(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> AssignmentReply | None:
     with self._changed:
         if idle is not None:
             self._changed.wait_for(lambda: idle.version != self._version, idle.ms / 1000)
     return _HELD(self, wait_ms, run)
 
 
-def _hears_of_no_change(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+def _hears_of_no_change(
+    self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None
+) -> AssignmentReply | None:
     with self._changed:
         if idle is not None:
             self._changed.wait_for(lambda: run != self._run, idle.ms / 1000)
@@ -191,7 +193,7 @@ _HELD = SourceAssignments.wait_partitions
     ],
 )
 def test_a_session_that_leaves_an_idle_source_waiting_is_seen(
-    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Handed | None], test: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., AssignmentReply | None], test: Callable[[], None]
 ) -> None:
     monkeypatch.setattr(SourceAssignments, "wait_partitions", fault)
     monkeypatch.setitem(globals(), "PATIENCE_S", 0.5)

@@ -21,10 +21,10 @@ from kohort.spark.driver_channel import ChannelClient, ChannelServer, Message
 from kohort.spark.source_sessions import (
     IDLE_MS,
     WAIT_MS_MAX,
-    Handed,
-    HandedPart,
+    AssignmentReply,
+    AssignmentReplyPart,
     Idle,
-    LostPart,
+    LostRange,
     LostRecords,
     SourceSessions,
 )
@@ -168,13 +168,13 @@ def test_the_first_connection_is_waited_for_and_one_that_never_comes_is_reported
 
 
 def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
-    handed = Handed(7, 5, 3, (HandedPart("a", A, 0, 10, 1), HandedPart("b", A, 1, 0, 2)))
-    assert Handed.from_message(handed.to_message()) == handed
-    lost = LostRecords("gone", True, (LostPart("a", A, 0, 1, 10, -1),))
+    handed = AssignmentReply(7, 5, 3, (AssignmentReplyPart("a", A, 0, 10, 1), AssignmentReplyPart("b", A, 1, 0, 2)))
+    assert AssignmentReply.from_message(handed.to_message()) == handed
+    lost = LostRecords("gone", True, (LostRange("a", A, 0, 1, 10, -1),))
     assert LostRecords.from_message(lost.to_message("s")) == lost
     for wrong in ({}, {"hold": True}, {"version": 1, "epoch": 1, "generation": 1, "parts": [[1]]}):
         with pytest.raises(ValueError, match=r"what is held|unpack"):
-            Handed.from_message(wrong)
+            AssignmentReply.from_message(wrong)
     with pytest.raises(ValueError, match="lost records"):
         LostRecords.from_message({"kind": "lost"})
 
@@ -233,7 +233,7 @@ def test_a_question_that_can_not_be_is_refused(what: str, facts: dict[str, Any])
 def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFixture) -> None:
     sessions, desk = SourceSessions(), Desk("a", A)
     sessions.add("s", desk)
-    lost = LostRecords("records are gone", False, (LostPart("a", A, 0, 1, 5, 7),))
+    lost = LostRecords("records are gone", False, (LostRange("a", A, 0, 1, 5, 7),))
     sessions.report_lost("q1", lost.to_message("s"))
     assert desk.lost_parts == [lost]
     sessions.report_lost("q1", lost.to_message("t"))

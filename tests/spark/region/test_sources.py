@@ -37,7 +37,7 @@ def joined(flights: DataFrame, gates: DataFrame) -> DataFrame:
     return left.join(right, expr("line = key")).selectExpr("line", "gate")
 
 
-def members_of(region: SparkRegion) -> list[query_run.QueryThread]:
+def members_of(region: SparkRegion) -> list[query_run.SourceMemberThread]:
     return region._running["q"].members
 
 

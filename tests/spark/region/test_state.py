@@ -81,7 +81,7 @@ def test_without_repeats_is_wrong_where_a_partition_moves_and_the_fault_is_allow
     application: Application, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The queries share an ordinary group: its assignor moves partitions, and no state with them."""
-    monkeypatch.setattr("kohort.spark.region.spark_region.check_state", lambda declared, built: True)
+    monkeypatch.setattr("kohort.spark.region.spark_region.check_can_share_group", lambda declared, built: True)
     app = application
     send_by_partition(app, range(40))
     first, second = app.region(), app.region()

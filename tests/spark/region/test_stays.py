@@ -68,10 +68,10 @@ SOURCE = """
 import sys
 from kohort.errors import KafkaError
 from kohort.spark.driver_channel import ChannelAddress, ChannelClient
-from kohort.spark.source.readers import SigtermExit
+from kohort.spark.source.readers import SigtermHandler
 from tests.spark.region.test_stays import START, query_at
 
-ending = SigtermExit()
+ending = SigtermHandler()
 ending.install()
 line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.announce_query("i")

@@ -24,8 +24,8 @@ from kohort.schema_registry.avro_limits import without_defaults
 from kohort.spark.options import parse_options
 from kohort.spark.values.avro_parsed import parse_for_fastavro
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of, without_logical
-from kohort.spark.values.declared import avro_of, declare
+from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of, without_logical_types
+from kohort.spark.values.declared import avro_schema_of, declare
 from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.types import arrow_type
 
@@ -292,7 +292,7 @@ INVALID = [
 def test_decimal_that_spark_does_not_have_is_left_out(kind: Any) -> None:
     """Connectors write them for numbers of a database without digits; the other fields are read."""
     schema = record("Top", "int", kind)
-    value = b"\0\0\0\0\1" + written(without_logical(schema), {"f0": 7, "f1": b"\x05"})
+    value = b"\0\0\0\0\1" + written(without_logical_types(schema), {"f0": 7, "f1": b"\x05"})
     with raw_registry(http_answer({"schema": json.dumps(schema)})) as server:
         decoder = AvroDecoder(pa.struct([("f0", pa.int32())]), json.dumps(record("Top", "int")), None, server.url)
         parts = decoder.decode(pa.array([value], pa.binary()))
@@ -526,7 +526,7 @@ def test_ddl_stands_for_the_schema_that_to_avro_writes() -> None:
             ),
         ]
     )
-    schema = avro_of(kind)
+    schema = avro_schema_of(kind)
     record = {
         "i8": 5,
         "must": "x",

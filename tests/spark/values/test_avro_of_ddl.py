@@ -16,7 +16,7 @@ from pyspark.sql import types as spark
 
 from kohort.spark.options import parse_options
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.declared import avro_of, declare
+from kohort.spark.values.declared import avro_schema_of, declare
 from kohort.spark.values.types import arrow_type
 
 PAYMENT = {
@@ -89,7 +89,7 @@ def plain(schema: Any) -> Any:
 
 
 def decoder(kind: spark.DataType, function: str) -> AvroDecoder:
-    return AvroDecoder(arrow_type(kind), json.dumps(avro_of(kind)), function, of_ddl=True)
+    return AvroDecoder(arrow_type(kind), json.dumps(avro_schema_of(kind)), function, of_ddl=True)
 
 
 def test_fields_of_another_writer_are_read_by_their_names(function: str) -> None:

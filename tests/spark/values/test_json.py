@@ -17,7 +17,7 @@ from tests.support.long_runs import examples
 
 from kohort.spark.values.isolate import ONE_BY_ONE_MAX, VALUE_BYTES
 from kohort.spark.values.json_columns import DEPTH, JsonDecoder, JsonRecords
-from kohort.spark.values.types import check_required
+from kohort.spark.values.types import check_not_null
 
 NUMBERED = pa.struct([("n", pa.int64()), ("s", pa.string())])
 INNER = pa.struct([("x", pa.int8()), ("y", pa.list_(pa.field("element", pa.string())))])
@@ -48,7 +48,7 @@ def one_by_one(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) -
         try:
             made = pa.array([None if value is None else records.convert(value)], kind)
             made.validate(full=True)
-            check_required(made)
+            check_not_null(made)
         except (ValueError, OverflowError):
             bad.add(row)
             made = pa.nulls(1, kind)

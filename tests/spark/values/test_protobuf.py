@@ -107,7 +107,7 @@ def options_of(**given: str) -> Any:
 
 def decoder_of(text: str, kind: Any, registry: str | None = None, message: str | None = None) -> ProtobufDecoder:
     schema = compiled(text, (), "the schema")
-    return ProtobufDecoder(kind, schema.set_text(), schema.message_named(message).full_name, registry)
+    return ProtobufDecoder(kind, schema.descriptor_set_text(), schema.message_named(message).full_name, registry)
 
 
 def test_types_of_fields() -> None:
@@ -211,7 +211,7 @@ def test_bad_value_names_its_place(registry: EmbeddedSchemaRegistry) -> None:
     schema = compiled(FIRST, (), "the schema")
     SchemaRegistry(registry.url).register("pay-value", FIRST, "PROTOBUF")
     kind = pa.struct([("id", pa.int64())])
-    values = Values("protobuf", kind, "fail", "UTC", None, None, registry.url, (schema.set_text(), "P"))
+    values = Values("protobuf", kind, "fail", "UTC", None, None, registry.url, (schema.descriptor_set_text(), "P"))
     with pytest.raises(
         CorruptDataError, match="pay-0 at 7: the value is no protobuf of the declared type: no value of"
     ):
@@ -262,7 +262,7 @@ def test_machine_that_fails_makes_no_record_bad(
 
 @pytest.mark.parametrize("module", ["grpc_tools", "google.protobuf.descriptor_pb2"])
 def test_worker_without_a_library_names_the_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, kind = compiled(FIRST, (), "the schema").set_text(), pa.struct([("id", pa.int64())])
+    schema, kind = compiled(FIRST, (), "the schema").descriptor_set_text(), pa.struct([("id", pa.int64())])
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
         ProtobufDecoder(kind, schema, "P", "http://127.0.0.1:9")

@@ -19,12 +19,12 @@ from kohort import SchemaRegistry
 from kohort.client.producer.producer import Producer
 from kohort.errors import InvalidInputError, KafkaError, RetriableError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
-from kohort.schema_registry.json_values import json_check
+from kohort.schema_registry.json_values import json_schema_checker
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tasks.encoding import ValueEncoding
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.declared import avro_of, declare, schema_from_registry
+from kohort.spark.values.declared import avro_schema_of, declare, schema_from_registry
 from kohort.spark.values.decoding import PrefixedJsonDecoder
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.types import arrow_type
@@ -189,7 +189,7 @@ def test_column_is_written_and_read_back(registry: EmbeddedSchemaRegistry) -> No
     encoding = ValueEncoding.registered(options, kind)
     batch = encoding.encoded(pa.RecordBatch.from_arrays([made, pa.array([1, 2, 3])], ["value", "partition"]))
     assert batch.column("value")[1].as_py() is None
-    decoder = AvroDecoder(arrow_type(kind), json.dumps(avro_of(kind)), None, registry.url)
+    decoder = AvroDecoder(arrow_type(kind), json.dumps(avro_schema_of(kind)), None, registry.url)
     parts = decoder.decode(batch.column("value"))
     assert parts.reasons == {}
     assert parts.joined().to_pylist() == [row, None, empty]
@@ -238,7 +238,7 @@ def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistr
     ]
     parts = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC)).decode(written)
     assert parts.reasons == {} and parts.joined().to_pylist() == [row, None, empty]
-    check = json_check(SchemaRegistry(registry.url).latest("pay-value").text)
+    check = json_schema_checker(SchemaRegistry(registry.url).latest("pay-value").text)
     for data in written.drop_null().to_pylist():
         check(json.loads(data[5:]))
     for wrong in ({"id": 2**63}, {"id": 1, "else": 1}, {"day": "x"}, {"id": 1, "note": None}):
@@ -260,7 +260,7 @@ def test_times_of_a_session_in_any_zone_are_written(registry: EmbeddedSchemaRegi
     made = pa.array([row, None], arrow_type(kind)).cast(given)
     encoding = ValueEncoding.registered(sink(valueFormat=form, schemaRegistryUrl=registry.url), kind)
     written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
-    decoder: Any = AvroDecoder(arrow_type(kind), json.dumps(avro_of(kind)), None, registry.url)
+    decoder: Any = AvroDecoder(arrow_type(kind), json.dumps(avro_schema_of(kind)), None, registry.url)
     if form == "json":
         decoder = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC))
     parts = decoder.decode(written)

@@ -80,7 +80,7 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
             asked.permission_type,
         )
         try:
-            check_rule(rule)
+            check_new_acl_rule(rule)
         except KafkaError as error:
             results.append(make(error_code=error.code, error_message=error.message))
         else:
@@ -88,7 +88,7 @@ def create_acls(node: Node, request: Request[CreateAclsRequest]) -> CreateAclsRe
             rules.append(rule)
     added = _change_results(node.acls, rules, [], results)
     for rule in added:
-        log.info("ACL added by request %s: %s", request.name, rule_text(rule))
+        log.info("ACL added by request %s: %s", request.name, acl_rule_text(rule))
     return CreateAclsResponse(results=results)
 
 
@@ -108,7 +108,7 @@ def _change_results(
         return []
 
 
-def check_rule(rule: AclRule) -> None:
+def check_new_acl_rule(rule: AclRule) -> None:
     """Check the fields of a new ACL rule, as Kafka does.
 
     Raises:
@@ -163,7 +163,7 @@ def delete_acls(node: Node, request: Request[DeleteAclsRequest]) -> DeleteAclsRe
         gone.update(dict.fromkeys(rules))
     node.acls.change_rules([], gone)
     for rule in gone:
-        log.info("ACL deleted by request %s: %s", request.name, rule_text(rule))
+        log.info("ACL deleted by request %s: %s", request.name, acl_rule_text(rule))
     return DeleteAclsResponse(filter_results=results)
 
 
@@ -192,7 +192,7 @@ def _deleted(rule: AclRule) -> DeleteAclsResponse.DeleteAclsFilterResult.DeleteA
     )
 
 
-def rule_text(rule: AclRule) -> str:
+def acl_rule_text(rule: AclRule) -> str:
     """Return a one-line description of an ACL rule for the log."""
     pattern = " (prefix)" if rule.pattern == AclPattern.PREFIXED else ""
     may = AclPermission(rule.permission).name

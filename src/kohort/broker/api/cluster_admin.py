@@ -287,7 +287,7 @@ def _write_marker(
         event = TransactionEnded(
             marker.producer_id, marker.producer_epoch, marker.transaction_result, node.next_request_id()
         )
-        node.groups.ask_at(part.partition_index, event, on_marker_written)
+        node.groups.ask_shard(part.partition_index, event, on_marker_written)
         return
     now_ms = time.time_ns() // 1_000_000
     try:

@@ -14,7 +14,7 @@ from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable_se
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
-from kohort.broker.security.settings import SECRET, reloadable
+from kohort.broker.security.settings import SECRET, reloadable_tls_setting
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
@@ -96,7 +96,7 @@ def type_of(name: str, setting: Setting) -> Type:
     return next((kind for python, kind in kinds.items() if setting.type in (python, python | None)), Type.STRING)
 
 
-def shown_value(setting: Setting, text: str) -> str:
+def normalized_value(setting: Setting, text: str) -> str:
     """Return a setting's value in Kafka's normal form: ` 05 ` becomes `5`, `TRUE` `true`, and `a, b, b` `a,b`."""
     value = parse_value(setting, text)
     if value is None:
@@ -104,7 +104,7 @@ def shown_value(setting: Setting, text: str) -> str:
     return format_value(tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value)
 
 
-def check_written(configs: Mapping[str, str]) -> None:
+def check_config_spelling(configs: Mapping[str, str]) -> None:
     """Check the spelling of a topic's new settings, more strictly than that of stored ones.
 
     Raises:
@@ -121,7 +121,7 @@ def check_written(configs: Mapping[str, str]) -> None:
             raise InvalidInputError(f"{key} must be a number, not {text!r}", ErrorCode.INVALID_CONFIG)
 
 
-def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
+def topic_config_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
     """Return a topic's settings in effect. `explicit` are those set on it; None: those of the existing topic."""
     if explicit is None:
         explicit = node.store.topics[name].configs
@@ -130,14 +130,14 @@ def topic_entries(node: Node, name: str, explicit: Mapping[str, str] | None = No
     for key, setting in settings(LogConfig).items():
         layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
         if key in explicit:
-            layers.insert(0, Synonym(key, shown_value(setting, explicit[key]), Source.DYNAMIC_TOPIC))
+            layers.insert(0, Synonym(key, normalized_value(setting, explicit[key]), Source.DYNAMIC_TOPIC))
         first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
         kind = type_of(key, setting)
         entries.append(Entry(key, first.value, first.source, kind, setting.declaration.why, False, tuple(layers)))
     return entries
 
 
-def broker_entries(node: Node) -> list[Entry]:
+def broker_config_entries(node: Node) -> list[Entry]:
     """Return this broker's settings: its own, the groups', and the topic defaults under the broker's names."""
     entries = []
     for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
@@ -148,7 +148,7 @@ def broker_entries(node: Node) -> list[Entry]:
             layers = _layers(node, name, setting, given)
             first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
             why, fixed = setting.declaration.why, name not in alterable_settings()
-            value = None if first.value is None else shown_value(setting, first.value)
+            value = None if first.value is None else normalized_value(setting, first.value)
             entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
     return [*entries, *_facts(node), *_stores(node)]
 
@@ -157,7 +157,7 @@ def _stores(node: Node) -> list[Entry]:
     """Return the key store and trust store settings that requests have changed; secret ones without their values."""
     entries = []
     for name, text in node.live.altered(str(node.id)).items():
-        if of_listener := reloadable(name):
+        if of_listener := reloadable_tls_setting(name):
             is_secret = of_listener[1] in SECRET
             value = None if is_secret else text
             why, synonyms = "of one listener", (Synonym(name, value, Source.DYNAMIC_BROKER),)
@@ -185,7 +185,7 @@ def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Syno
 
 def _facts(node: Node) -> list[Entry]:
     """Return this broker's fixed settings as DescribeConfigs entries, such as `offsets.topic.replication.factor`."""
-    listeners, advertised, protocols = listener_facts(node)
+    listeners, advertised, protocols = listener_property_values(node)
     facts = (
         ("listeners", listeners, Type.LIST),
         ("advertised.listeners", advertised, Type.LIST),
@@ -205,7 +205,7 @@ def _facts(node: Node) -> list[Entry]:
     ]
 
 
-def listener_facts(node: Node) -> tuple[str, str, str]:
+def listener_property_values(node: Node) -> tuple[str, str, str]:
     """Return the values of `listeners`, `advertised.listeners` and `listener.security.protocol.map` for this broker."""
     config = node.config
     listeners, advertised, protocols = [], [], []
@@ -218,7 +218,7 @@ def listener_facts(node: Node) -> tuple[str, str, str]:
     return ",".join(listeners), ",".join(advertised), ",".join(protocols)
 
 
-def cluster_entries(node: Node) -> list[Entry]:
+def cluster_config_entries(node: Node) -> list[Entry]:
     """Return the settings that requests have changed for all brokers (resource type BROKER, empty name)."""
     source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
     for name, value in sorted(node.live.altered(ALL).items()):
@@ -228,7 +228,7 @@ def cluster_entries(node: Node) -> list[Entry]:
     return entries
 
 
-def group_entries(node: Node, group: str) -> list[Entry]:
+def group_config_entries(node: Node, group: str) -> list[Entry]:
     """Return a group's settings, with the broker's as defaults."""
     explicit = node.group_settings.explicit(group)
     entries = []
@@ -236,7 +236,7 @@ def group_entries(node: Node, group: str) -> list[Entry]:
         chosen = getattr(node.group_config, setting.field)
         synonyms = []
         if key in explicit:
-            synonyms.append(Synonym(key, shown_value(setting, explicit[key]), Source.DYNAMIC_GROUP))
+            synonyms.append(Synonym(key, normalized_value(setting, explicit[key]), Source.DYNAMIC_GROUP))
         if chosen != setting.default:
             synonyms.append(Synonym("group." + key, format_value(chosen), Source.STATIC_BROKER))
         synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))

@@ -15,22 +15,22 @@ from typing import Protocol, TypeVar
 from kohort.broker.api.config_entries import (
     Entry,
     Type,
-    broker_entries,
-    check_written,
-    cluster_entries,
-    group_entries,
-    topic_entries,
+    broker_config_entries,
+    check_config_spelling,
+    cluster_config_entries,
+    group_config_entries,
+    topic_config_entries,
 )
 from kohort.broker.authorization import CLUSTER_NAME, Caller, Resource, is_allowed
-from kohort.broker.config.live_settings import ALL, stores_of
+from kohort.broker.config.live_settings import ALL, store_settings_of
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
-from kohort.broker.security.settings import reloadable
-from kohort.broker.security.store_changes import StoreChanges
+from kohort.broker.security.settings import reloadable_tls_setting
+from kohort.broker.security.store_changes import TlsStoreChanges
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import TOPIC_NAME_RULE, AclOperation, topic_name_allowed
-from kohort.log import CatalogTopic, LogConfig, check_known
+from kohort.log import CatalogTopic, LogConfig, check_config_names
 from kohort.settings.config import parse_value, settings
 from kohort.wire.cluster_admin import ListConfigResourcesRequest, ListConfigResourcesResponse
 from kohort.wire.discovery import (
@@ -116,16 +116,16 @@ def _entries(node: Node, resource: NamedResource) -> list[Entry]:
         if not name:
             raise InvalidInputError("the topic's name is empty", ErrorCode.INVALID_TOPIC_EXCEPTION)
         _existing_topic(node, name)
-        return topic_entries(node, name)
+        return topic_config_entries(node, name)
     if kind in (ConfigResourceType.BROKER_LOGGER, ConfigResourceType.CLIENT_METRICS) and not name:
         raise InvalidInputError("the name of what is to be described is empty")
     if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
         node.live.altered(name)
         if kind == ConfigResourceType.BROKER_LOGGER:
             return []
-        return broker_entries(node) if name else cluster_entries(node)
+        return broker_config_entries(node) if name else cluster_config_entries(node)
     if kind == ConfigResourceType.GROUP:
-        return group_entries(node, name)
+        return group_config_entries(node, name)
     if kind == ConfigResourceType.CLIENT_METRICS:
         return []
     raise InvalidInputError(f"there are no configurations of kind {kind}")
@@ -203,23 +203,23 @@ def _alter_resources(
         make_response: makes the response to the request.
     """
 
-    def alter(stores: StoreChanges) -> B:
+    def alter(stores: TlsStoreChanges) -> B:
         def alter_resource(resource: C) -> None:
             _store(node, resource, wanted(resource), request.message.validate_only, stores)
 
         return make_response(responses=[_changed(resource, alter_resource) for resource in resources])
 
-    changes = StoreChanges(node.listeners)
+    changes = TlsStoreChanges(node.listeners)
     before: dict[str, dict[str, str]] = node.live.stores
     for resource in resources:
         if resource.resource_type == ConfigResourceType.BROKER and resource.resource_name != ALL:
-            named = {found[0] for config in resource.configs if (found := reloadable(config.name))}
+            named = {found[0] for config in resource.configs if (found := reloadable_tls_setting(config.name))}
             try:
-                after: dict[str, dict[str, str]] = stores_of(wanted(resource))
+                after: dict[str, dict[str, str]] = store_settings_of(wanted(resource))
             except KafkaError:  # the change below is refused with it
                 continue
             changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-            changes.want_stores({name: after.get(name, {}) for name in named | changed})
+            changes.add_wanted_stores({name: after.get(name, {}) for name in named | changed})
     if not changes.wanted:
         return alter(changes)
 
@@ -282,11 +282,11 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
     if len({config.name for config in resource.configs}) < len(resource.configs):
         raise InvalidInputError("a setting is named more than once")
     of_broker = resource.resource_type == ConfigResourceType.BROKER
-    entries = broker_entries(node) if of_broker else _entries(node, resource)
+    entries = broker_config_entries(node) if of_broker else _entries(node, resource)
     in_effect = {entry.name: entry for entry in entries}
     for config in resource.configs:
         if of_broker:
-            node.live.check_key(resource.resource_name, config.name)
+            node.live.check_alterable_setting(resource.resource_name, config.name)
         if config.config_operation == DELETE:
             configs.pop(config.name, None)
             continue
@@ -311,7 +311,7 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
 
 
 def _store(
-    node: Node, resource: NamedResource, configs: dict[str, str], validate_only: bool, stores: StoreChanges
+    node: Node, resource: NamedResource, configs: dict[str, str], validate_only: bool, stores: TlsStoreChanges
 ) -> None:
     _explicit(node, resource)
     if resource.resource_type == ConfigResourceType.GROUP:
@@ -320,18 +320,18 @@ def _store(
             node.group_settings.set(resource.resource_name, configs)
         return
     if resource.resource_type == ConfigResourceType.BROKER:
-        after, is_own = stores_of(configs), resource.resource_name != ALL
+        after, is_kohort_client = store_settings_of(configs), resource.resource_name != ALL
         node.live.check(resource.resource_name, configs)
-        if is_own:
-            stores.check_stores(node.live.stores, after)
+        if is_kohort_client:
+            stores.check_loaded_stores(node.live.stores, after)
         if not validate_only:
             node.live.set(resource.resource_name, configs)
-            if is_own:
+            if is_kohort_client:
                 stores.use_stores(after)
         return
-    check_known(configs)
+    check_config_names(configs)
     known = settings(LogConfig)
-    check_written(configs)
+    check_config_spelling(configs)
     for key, value in configs.items():
         try:
             parse_value(known[key], value)

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from typing import Any, Final, TypeAlias
 
 from kohort.broker.api.groups import client_of, described_rebalances
-from kohort.broker.authorization import Resource, permitted_operations, refused_names
+from kohort.broker.authorization import Resource, permitted_operations, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -72,7 +72,9 @@ def consumer_group_heartbeat(
         fixed = _fixed_fields(message, version)
         if template is not None:
             template.prepared = fixed
-    refused = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ())
+    refused = unauthorized_names(
+        host, request, AclOperation.DESCRIBE, Resource.TOPIC, message.subscribed_topic_names or ()
+    )
     if refused:
         return _response(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     if host.authorizer is not None:
@@ -82,14 +84,14 @@ def consumer_group_heartbeat(
 
     def send_response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> None:
         held.pop(event.request, None)
-        if request.takes_encoded and isinstance(value, ConsumerGroupHeartbeatReply) and _is_kept(value):
+        if request.accepts_encoded_response and isinstance(value, ConsumerGroupHeartbeatReply) and _is_kept(value):
             told = (value.member_id, value.member_epoch, value.heartbeat_interval_ms)
             request.reply_encoded(ConsumerGroupHeartbeatResponse, _settled_body(request.version, *told))
         else:
             request.reply(_response(value))
 
     if event.delay_ms:
-        held[event.request] = host.groups.index_of(message.group_id)
+        held[event.request] = host.groups.shard_index_of(message.group_id)
     host.groups.ask(request.client, event, send_response)
     return None
 
@@ -174,9 +176,9 @@ def consumer_group_describe(host: GroupHost, request: Request[ConsumerGroupDescr
         ]
         request.reply(ConsumerGroupDescribeResponse(groups=groups))
 
-    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)
+    hidden = unauthorized_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.group_ids)
     named = [group for group in request.message.group_ids if group and group not in hidden]
-    host.groups.ask_by_shard(named, events.ConsumerGroupDescribe, response_entries, send_response)
+    host.groups.ask_groups_by_shard(named, events.ConsumerGroupDescribe, response_entries, send_response)
 
 
 def _described(
@@ -184,7 +186,7 @@ def _described(
 ) -> _Describe.DescribedGroup:
     """Describe a group, unless the client may not describe a topic of its members."""
     topics = {part.topic for member in group.members for part in (*member.assignment, *member.target)}
-    if refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topics):
+    if unauthorized_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, topics):
         code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         return _Describe.DescribedGroup(group_id=group.group_id, error_code=code, error_message=TOPICS_HIDDEN)
     operations_asked, version = request.message.include_authorized_operations, request.version

@@ -37,14 +37,14 @@ def api_versions(host: GroupHost, request: Request[ApiVersionsRequest]) -> ApiVe
         name, version = message.client_software_name, message.client_software_version
         if not _check_software_word(name) or not _check_software_word(version):
             return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-        if message.cluster_id is not None and not host.endpoints.is_here(message.cluster_id, message.node_id):
+        if message.cluster_id is not None and not host.endpoints.is_this_node(message.cluster_id, message.node_id):
             return ApiVersionsResponse(error_code=ErrorCode.REBOOTSTRAP_REQUIRED)
         client.set_software(name, version, message.client_process)
         client.lease_ms = host.lease_ms(client)
     response = ApiVersionsResponse(api_keys=[*host.api_keys])
     if request.version >= 3:
         response.lease_ms = client.lease_ms
-        response.coordinator_id = host.coordinator_id if client.is_own else -1
+        response.coordinator_id = host.coordinator_id if client.is_kohort_client else -1
         response.finalized_features_epoch = 1
         response.supported_features = [
             ApiVersionsResponse.SupportedFeatureKey(name=name, min_version=low, max_version=high)

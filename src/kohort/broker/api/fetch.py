@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from kohort.broker.api.list_offsets import epoch_error
+from kohort.broker.api.list_offsets import leader_epoch_error
 from kohort.broker.authorization import Resource, is_allowed
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.fetch_sessions import FetchedPartition, FetchSession, Key
@@ -107,14 +107,14 @@ class Fetch:
             return lambda: True
         seen = [part.last_stable_offset for part in logs]
 
-        def has_enough() -> bool:
+        def has_enough_data() -> bool:
             stable = [part.last_stable_offset for part in logs]
             if stable == seen:
                 return False
             seen[:] = stable
             return self._read()[2] <= 0
 
-        return has_enough
+        return has_enough_data
 
     def _keep_little(self) -> None:
         """Free the fields of the request that a waiting fetch no longer needs.
@@ -125,13 +125,13 @@ class Fetch:
         message = self._request.message
         message.topics, message.forgotten_topics_data, message.rack_id = [], [], ""
         self._held = len(self._parts) * WAITING_BYTES // (1 if self._session is None else 4)
-        self._request.connection.retain_bytes(self._held)
+        self._request.connection.count_retained_bytes(self._held)
 
     def _resume(self) -> None:
         request = self._request
         if self._wait is not None:
             request.client.waits.discard(self._wait)
-            request.connection.retain_bytes(-self._held)
+            request.connection.count_retained_bytes(-self._held)
         login = request.client.login
         if login is not None and login.has_expired:
             request.connection.close()  # as a request would now: a deleted user must not wait for later records
@@ -168,7 +168,7 @@ class Fetch:
                 found.append((part, _failed(index, refusals[topic], known=False), 0))
                 continue
             if source is not None:
-                error = epoch_error(source, part.epoch)
+                error = leader_epoch_error(source, part.epoch)
             if source is None or error:
                 urgent = True
                 found.append((part, _failed(index, error, known=source is not None), 0))
@@ -198,7 +198,7 @@ class Fetch:
         Ids that belong to no topic are left out. A follower needs CLUSTER_ACTION instead of READ.
         """
         request, node = self._request, self._node
-        follower = replica_of(request) >= 0
+        follower = fetching_replica_id(request) >= 0
         if follower and is_allowed(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER):
             return {}
         refused: dict[str | uuid.UUID, ErrorCode] = {}
@@ -220,7 +220,7 @@ class Fetch:
             records = _records_read(result, source.files.crowded)
         except DamagedError as error:
             refused = _failed(index, error.code)
-            if self._request.client.is_own:
+            if self._request.client.is_kohort_client:
                 refused.damage = error.message
             return refused, 0, False
         except KafkaError as error:
@@ -342,7 +342,7 @@ def _name_of(node: Node, topic_id: uuid.UUID) -> str | None:
     return known.name if known is not None else None
 
 
-def replica_of(request: Request[FetchRequest]) -> int:
+def fetching_replica_id(request: Request[FetchRequest]) -> int:
     """Return the node id of the follower that sends a Fetch; negative for a consumer."""
     message = request.message
     return message.replica_state.replica_id if request.version >= 15 else message.replica_id

@@ -13,7 +13,7 @@ from itertools import compress, islice, repeat, starmap
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from uuid import UUID
 
-from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
+from kohort.broker.authorization import Resource, is_allowed, may_see, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -97,7 +97,7 @@ class CommitPlan(Generic[T]):
             self._topics.append((topic, columns[0], refused))
         self.offsets = events.OffsetColumns.joined(accepted)
 
-    def may_repeat(self, host: GroupHost, request: Request[Any]) -> bool:
+    def is_reusable_for(self, host: GroupHost, request: Request[Any]) -> bool:
         """Return whether this plan holds for a later request with the same topics and partitions.
 
         All partitions must have been accepted, the topics must be the same objects, and the client still be allowed to
@@ -113,7 +113,7 @@ class CommitPlan(Generic[T]):
             may_see(host, request, AclOperation.READ, Resource.TOPIC, topic.name) for _, topic in self._targets
         )
 
-    def success_body(self, version: int, value: OffsetCommitReply | ErrorCode | None) -> bytes | None:
+    def encoded_success_response(self, version: int, value: OffsetCommitReply | ErrorCode | None) -> bytes | None:
         """Return the encoded OffsetCommit response if the commit is small and all of it succeeded; else None."""
         if not isinstance(value, OffsetCommitReply) or not self._all_accepted:
             return None
@@ -123,7 +123,7 @@ class CommitPlan(Generic[T]):
         if self._body is None:
             by_id = self._by_id
             parts = [(topic.topic_id if by_id else topic.name, tuple(indexes)) for topic, indexes, _ in self._topics]
-            self._body = committed_body(version, tuple(parts))
+            self._body = encoded_commit_response(version, tuple(parts))
         return self._body
 
     def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
@@ -166,7 +166,7 @@ def _accept(
     return refused
 
 
-def commit_targets(
+def topics_to_commit(
     host: GroupHost, request: Request[Any], topics: Sequence[T], by_id: bool
 ) -> list[tuple[T, KnownTopic | ErrorCode | None]]:
     """Look up the topics of a commit by name or id.
@@ -182,7 +182,7 @@ def commit_targets(
         return list(zip(topics, found, strict=True))
     names = [known.name if known else None for known in found] if by_id else [topic.name for topic in topics]
     asked = [name for name in names if name is not None]
-    refused = refused_names(host, request, AclOperation.READ, Resource.TOPIC, asked)
+    refused = unauthorized_names(host, request, AclOperation.READ, Resource.TOPIC, asked)
     return [
         (topic, ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else known)
         for topic, name, known in zip(topics, names, found, strict=True)
@@ -190,7 +190,7 @@ def commit_targets(
 
 
 @lru_cache(maxsize=PARTS_KEPT)
-def commit_answer(
+def commit_partition_response(
     index: int, error: int
 ) -> OffsetCommitResponse.OffsetCommitResponseTopic.OffsetCommitResponsePartition:
     """Return the response entry of one partition. Entries are never modified, so they are shared."""
@@ -198,14 +198,14 @@ def commit_answer(
 
 
 @lru_cache(maxsize=WHOLE_KEPT)
-def committed_body(version: int, topics: CommittedTopics) -> bytes:
+def encoded_commit_response(version: int, topics: CommittedTopics) -> bytes:
     """Return the encoded OffsetCommit response for a commit without errors, from a cache.
 
     A member commits the same partitions until the next rebalance. The cache saved 8 % of the broker's thread with
     commits of 1, 10 and 100 partitions.
     """
     make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
-    parts = [[commit_answer(index, 0) for index in indexes] for _, indexes in topics]
+    parts = [[commit_partition_response(index, 0) for index in indexes] for _, indexes in topics]
     return OffsetCommitResponse(
         topics=[
             make_topic(name=topic, partitions=entries)
@@ -216,7 +216,7 @@ def committed_body(version: int, topics: CommittedTopics) -> bytes:
     ).encode(version)
 
 
-class CommitShape(NamedTuple):
+class RepeatedCommit(NamedTuple):
     """The part of a member's OffsetCommit that stays the same until the next rebalance.
 
     Attributes:
@@ -236,9 +236,9 @@ class CommitShape(NamedTuple):
 def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Commit offsets; answered when they are durable."""
     if (template := request.template) is not None and template.prepared is not None:
-        shape: CommitShape = template.prepared
-        if shape.plan.may_repeat(host, request):
-            positions = shape.plan.offsets.moved_to(*template.positions(request.numbers))
+        shape: RepeatedCommit = template.prepared
+        if shape.plan.is_reusable_for(host, request):
+            positions = shape.plan.offsets.with_offsets(*template.positions(request.numbers))
             _send_commit(host, request, shape, positions)
             return
     if not host.topics.sure:
@@ -246,17 +246,17 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
         names = [] if by_id else [topic.name for topic in topics if topic.name not in host.topics.by_name]
         ids = [topic.topic_id for topic in topics if topic.topic_id not in host.topics.by_id] if by_id else []
         if names or ids:
-            host.find_topics(names, ids, partial(commit_known, host, request))
+            host.lookup_topics(names, ids, partial(commit_after_lookup, host, request))
             return
-    commit_known(host, request)
+    commit_after_lookup(host, request)
 
 
-def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
+def commit_after_lookup(host: GroupHost, request: Request[OffsetCommitRequest]) -> None:
     """Handle an OffsetCommit once its unknown topics have been looked up."""
     message, version = request.message, request.version
     by_id = version >= 10
-    plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id, keep_ids=not host.topics.sure)
-    shape = CommitShape(
+    plan = CommitPlan(topics_to_commit(host, request, message.topics, by_id), by_id, keep_ids=not host.topics.sure)
+    shape = RepeatedCommit(
         plan,
         message.group_id,
         message.member_id,
@@ -271,20 +271,20 @@ def commit_known(host: GroupHost, request: Request[OffsetCommitRequest]) -> None
 
 
 def _send_commit(
-    host: GroupHost, request: Request[OffsetCommitRequest], shape: CommitShape, offsets: events.OffsetColumns
+    host: GroupHost, request: Request[OffsetCommitRequest], shape: RepeatedCommit, offsets: events.OffsetColumns
 ) -> None:
     """Send a commit to its coordinator, and answer it."""
     plan, group_id, member_id, generation, instance_id, retention_ms, knows_stale_epoch = shape
     version = request.version
 
     def send_response(value: OffsetCommitReply | ErrorCode | None) -> None:
-        if request.takes_encoded and (body := plan.success_body(version, value)) is not None:
+        if request.accepts_encoded_response and (body := plan.encoded_success_response(version, value)) is not None:
             request.reply_encoded(OffsetCommitResponse, body)
             return
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
         for topic, pairs in plan.answers(value):
-            partitions = list(starmap(commit_answer, pairs))
+            partitions = list(starmap(commit_partition_response, pairs))
             if version >= 10:
                 topics.append(make_topic(topic_id=topic.topic_id, partitions=partitions))
             else:
@@ -307,7 +307,7 @@ def offset_fetch(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
         named = (topic.topic_id for group in request.message.groups for topic in group.topics or ())
         ids = [topic_id for topic_id in named if topic_id not in host.topics.by_id]
         if ids:
-            host.find_topics((), ids, partial(fetch_offsets_of_known_topics, host, request))
+            host.lookup_topics((), ids, partial(fetch_offsets_of_known_topics, host, request))
             return
     fetch_offsets_of_known_topics(host, request)
 
@@ -396,7 +396,7 @@ def _fetch_one(host: GroupHost, request: Request[OffsetFetchRequest]) -> None:
 def _refused_topics(
     host: GroupHost, request: Request[Any], topics: Iterable[OffsetFetchRequest.OffsetFetchRequestTopic]
 ) -> frozenset[str]:
-    return refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, [topic.name for topic in topics])
+    return unauthorized_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, [topic.name for topic in topics])
 
 
 def _fetch_group(
@@ -506,7 +506,7 @@ def offset_delete(host: GroupHost, request: Request[OffsetDeleteRequest]) -> Non
         return
     there = host.topics.by_name
     names = [topic.name for topic in message.topics]
-    refused = refused_names(host, request, AclOperation.READ, Resource.TOPIC, names)
+    refused = unauthorized_names(host, request, AclOperation.READ, Resource.TOPIC, names)
     known = [
         TopicPartition(topic.name, part.partition_index)
         for topic in message.topics

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any, Final
 
-from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, permitted_operations, refused_names
+from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, permitted_operations, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.rebalance_history import RebalanceRecord
@@ -166,7 +166,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
     """Keep a member's session alive. The response, which may be delayed, reports a rebalance."""
     message, client = request.message, request.client
     held = client.held
-    delay_ms = client.classic_delay_ms(host.group_config.notify_at_once) if request.is_alone else 0
+    delay_ms = client.classic_delay_ms(host.group_config.notify_at_once) if request.is_only_waiting_request else 0
     member = (message.group_id, message.generation_id, message.member_id, message.group_instance_id)
     number = host.next_request_id()
     event = _NEW_HEARTBEAT((number, *member, delay_ms, client.number, client.interval_ms))
@@ -174,15 +174,15 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
     def send_response(value: HeartbeatReply | ErrorCode) -> None:
         held.pop(number, None)
         error = value if isinstance(value, ErrorCode) else value.error
-        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_own):
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS and not (client.lease_ms or client.is_kohort_client):
             error = ErrorCode.NONE  # as in Kafka: some clients treat the code as final. A lease counts from responses
-        if request.takes_encoded:
+        if request.accepts_encoded_response:
             request.reply_encoded(HeartbeatResponse, _heartbeat_body(request.version, error))
         else:
             request.reply(HeartbeatResponse(error_code=error))
 
     if delay_ms:
-        held[number] = host.groups.index_of(message.group_id)
+        held[number] = host.groups.shard_index_of(message.group_id)
     host.groups.ask(client, event, send_response)
     return None
 
@@ -305,9 +305,9 @@ def describe_groups(host: GroupHost, request: Request[DescribeGroupsRequest]) ->
         ]
         request.reply(DescribeGroupsResponse(groups=described))
 
-    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)
+    hidden = unauthorized_names(host, request, AclOperation.DESCRIBE, Resource.GROUP, request.message.groups)
     named = [group for group in request.message.groups if group not in hidden]
-    host.groups.ask_by_shard(named, make_event, response_entries, send_response)
+    host.groups.ask_groups_by_shard(named, make_event, response_entries, send_response)
 
 
 def _described(
@@ -371,13 +371,13 @@ def list_groups(host: GroupHost, request: Request[ListGroupsRequest]) -> None:
                 groups.append(listed)
         request.reply(ListGroupsResponse(error_code=error, groups=groups))
 
-    host.groups.ask_all(lambda token: events.ListGroups(token, states, types), send_response)
+    host.groups.ask_all_shards(lambda token: events.ListGroups(token, states, types), send_response)
 
 
 def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> None:
     """Delete empty groups with their offsets."""
     names = request.message.groups_names
-    refused = refused_names(host, request, AclOperation.DELETE, Resource.GROUP, names)
+    refused = unauthorized_names(host, request, AclOperation.DELETE, Resource.GROUP, names)
 
     def response_entries(
         groups: tuple[str, ...], value: DeleteGroupsReply | ErrorCode
@@ -392,7 +392,7 @@ def delete_groups(host: GroupHost, request: Request[DeleteGroupsRequest]) -> Non
         request.reply(DeleteGroupsResponse(results=[found[group] for group in dict.fromkeys(names)]))
 
     deleted = [group for group in names if group not in refused]
-    host.groups.ask_by_shard(deleted, events.DeleteGroups, response_entries, send_response)
+    host.groups.ask_groups_by_shard(deleted, events.DeleteGroups, response_entries, send_response)
 
 
 HANDLERS: list[ApiHandler[GroupHost]] = [

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TypeAlias
 
-from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, refused_names
+from kohort.broker.authorization import CLUSTER_NAME, Resource, may_see, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -43,7 +43,7 @@ _SINCE = {LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TI
 """The first version that supports a special timestamp."""
 
 
-def epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
+def leader_epoch_error(log: PartitionLog, current_leader_epoch: int) -> int:
     """Check a client's leader epoch against the partition's; -1 is not checked. Source: KIP-320."""
     if current_leader_epoch in (-1, log.leader_epoch):
         return 0
@@ -63,7 +63,7 @@ def _listing(node: Node, request: Request[ListOffsetsRequest]) -> Search[ListOff
     budget = LoopBudget()
     topics = []
     names = [topic.name for topic in message.topics]
-    hidden = refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
+    hidden = unauthorized_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
     for topic in message.topics:
         if topic.name in hidden:
             refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -90,7 +90,7 @@ def _list(node: Node, topic: str, asked: _Asked, how: tuple[Isolation, int, Loop
     if asked.timestamp < 0 and version < _SINCE.get(asked.timestamp, NEVER):
         return _Listed(partition_index=index, error_code=ErrorCode.UNSUPPORTED_VERSION)
     log = node.store.get(topic, index)
-    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    error = leader_epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if log is None or error:
         return _Listed(partition_index=index, error_code=error)
     timestamp = asked.timestamp
@@ -116,7 +116,7 @@ def offset_for_leader_epoch(node: Node, request: Request[OffsetForLeaderEpochReq
     hidden: frozenset[str] = frozenset()
     if not may_see(node, request, AclOperation.CLUSTER_ACTION, Resource.CLUSTER, CLUSTER_NAME):
         names = [topic.topic for topic in request.message.topics]
-        hidden = refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
+        hidden = unauthorized_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, names)
     return OffsetForLeaderEpochResponse(
         topics=[
             make(
@@ -137,7 +137,7 @@ def _epoch_end(
     node: Node, topic: str, asked: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition
 ) -> OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult.EpochEndOffset:
     log = node.store.get(topic, asked.partition)
-    error = epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    error = leader_epoch_error(log, asked.current_leader_epoch) if log else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if log is None or error:
         return OffsetForLeaderEpochResponse.EpochEndOffset(partition=asked.partition, error_code=error)
     epoch, end = log.end_offset_for_epoch(asked.leader_epoch)

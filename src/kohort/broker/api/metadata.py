@@ -16,7 +16,7 @@ from kohort.broker.authorization import (
     may_see,
     permitted_on_cluster,
     permitted_operations,
-    refused_names,
+    unauthorized_names,
 )
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost, KnownTopic
@@ -42,20 +42,20 @@ def metadata(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResp
     """Answer Metadata: return nodes and topics, without creating topics."""
     asked = request.message.topics
     if asked is None or (request.version == 0 and not asked):
-        return metadata_response(host, request, [_topic(host, topic) for topic in seen_topics(host, request)])
+        return metadata_response(host, request, [_topic(host, topic) for topic in describable_topics(host, request)])
     return metadata_response(
-        host, request, [asked_topic(host, request, topic, {}) for topic in without_duplicates(asked)]
+        host, request, [requested_topic_entry(host, request, topic, {}) for topic in without_duplicates(asked)]
     )
 
 
-def seen_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
+def describable_topics(host: GroupHost, caller: Caller) -> Iterator[KnownTopic]:
     """Yield the topics that the client has the right to describe."""
     for topic in host.topics.by_name.values():
         if may_see(host, caller, AclOperation.DESCRIBE, Resource.TOPIC, topic.name):
             yield topic
 
 
-def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
+def metadata_after_lookup(host: GroupHost, request: Request[MetadataRequest]) -> MetadataResponse | None:
     """Answer Metadata after looking up the topics that this host does not know: a new topic is often used at once.
 
     Return None if a look-up is needed: the response follows.
@@ -68,7 +68,7 @@ def metadata_when_found(host: GroupHost, request: Request[MetadataRequest]) -> M
     missing_ids = [topic_id for topic_id in by_id if topic_id not in host.topics.by_id]
     if host.topics.sure or not (missing or missing_ids):
         return metadata(host, request)
-    host.find_topics(missing, missing_ids, lambda: request.reply(metadata(host, request)))
+    host.lookup_topics(missing, missing_ids, lambda: request.reply(metadata(host, request)))
     return None
 
 
@@ -109,7 +109,7 @@ def is_by_id(asked: Asked, version: int) -> bool:
     return version >= 10 and asked.topic_id != NO_ID
 
 
-def asked_topic(
+def requested_topic_entry(
     host: GroupHost, request: Request[MetadataRequest], asked: Asked, refused: Mapping[str, KafkaError]
 ) -> TopicMetadata:
     """Return the entry of a requested topic, without its name if the client gave the id of a hidden topic.
@@ -163,8 +163,8 @@ def describe_topic_partitions(
     message = request.message
     there = host.topics.by_name
     asked = {topic.name for topic in message.topics}
-    hidden = refused_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, asked)
-    names = sorted(asked - hidden if asked else (topic.name for topic in seen_topics(host, request)))
+    hidden = unauthorized_names(host, request, AclOperation.DESCRIBE, Resource.TOPIC, asked)
+    names = sorted(asked - hidden if asked else (topic.name for topic in describable_topics(host, request)))
     cursor = message.cursor
     start = 0
     if cursor is not None:
@@ -220,5 +220,5 @@ def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Des
 HANDLERS: list[ApiHandler[GroupHost]] = [
     api_handler(DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, describe_topic_partitions)
 ]
-AS_IT_IS: list[ApiHandler[GroupHost]] = [api_handler(MetadataRequest, MetadataResponse, metadata_when_found)]
+AS_IT_IS: list[ApiHandler[GroupHost]] = [api_handler(MetadataRequest, MetadataResponse, metadata_after_lookup)]
 """Metadata handlers of a host that creates no topics."""

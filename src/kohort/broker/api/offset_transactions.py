@@ -6,7 +6,7 @@ topics by id, and has errors for a missing group and a stale member epoch (KIP-1
 
 from __future__ import annotations
 
-from kohort.broker.api.group_offsets import CommitPlan, commit_targets
+from kohort.broker.api.group_offsets import CommitPlan, topics_to_commit
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.host import GroupHost
 from kohort.broker.server.requests import Request
@@ -30,7 +30,7 @@ KNOWS_LOADING = 2
 """The first TxnOffsetCommit version whose clients all wait for a loading coordinator."""
 
 
-def for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
+def error_for_version(error: ErrorCode, knows_fenced: bool) -> ErrorCode:
     """Return the error code for a client's version: PRODUCER_FENCED becomes INVALID_PRODUCER_EPOCH for older ones."""
     return ErrorCode.INVALID_PRODUCER_EPOCH if error is ErrorCode.PRODUCER_FENCED and not knows_fenced else error
 
@@ -40,13 +40,13 @@ def add_offsets_to_txn(host: GroupHost, request: Request[AddOffsetsToTxnRequest]
     message = request.message
     if host.transactions is None:
         return AddOffsetsToTxnResponse(error_code=NOT_TAKEN)
-    partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    partition = TopicPartition(OFFSETS_TOPIC, host.groups.shard_index_of(message.group_id))
     if host.groups.is_damaged(partition.partition):  # the transaction could not be ended there
         return AddOffsetsToTxnResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     error = host.transactions.add_partitions(
         message.transactional_id, (message.producer_id, message.producer_epoch), [partition]
     )
-    return AddOffsetsToTxnResponse(error_code=for_version(error, request.version >= 2))
+    return AddOffsetsToTxnResponse(error_code=error_for_version(error, request.version >= 2))
 
 
 def _known_to_old_clients(
@@ -65,7 +65,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     """Commit offsets as part of a transaction; they take effect when it commits."""
     message, version = request.message, request.version
     by_id = version >= 6
-    plan = CommitPlan(commit_targets(host, request, message.topics, by_id), by_id)
+    plan = CommitPlan(topics_to_commit(host, request, message.topics, by_id), by_id)
 
     def reply_commit(value: OffsetCommitReply | ErrorCode | None) -> None:
         """Send the coordinator's reply, or one error for all partitions; None: the coordinator was not asked."""
@@ -91,11 +91,11 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
         reply_commit(None if message.group_id else ErrorCode.INVALID_GROUP_ID)
         return
     producer = (message.producer_id, message.producer_epoch)
-    partition = TopicPartition(OFFSETS_TOPIC, host.groups.index_of(message.group_id))
+    partition = TopicPartition(OFFSETS_TOPIC, host.groups.shard_index_of(message.group_id))
     if host.groups.is_damaged(partition.partition):
         reply_commit(ErrorCode.UNKNOWN_SERVER_ERROR)
         return
-    if not host.groups.takes_transactions(partition.partition):
+    if not host.groups.accepts_transactional_offsets(partition.partition):
         reply_commit(NOT_TAKEN)
         return
     if version >= 5:

@@ -29,7 +29,7 @@ from kohort.log import (
     LoopBudget,
     PartitionLog,
     TooMuchForLoopError,
-    is_as_wanted,
+    has_topic_codec,
 )
 from kohort.wire.batch import HEADER_SIZE, TRANSACTIONAL, parse_header
 from kohort.wire.data import ProduceRequest, ProduceResponse
@@ -156,7 +156,7 @@ def _prepare(
     """Check or recompress the delayed batches in worker threads, append them, and respond after the last one."""
     left = len(delayed)
     held = sum(len(part.records) for _, part, _ in delayed)
-    request.connection.retain_bytes(held)
+    request.connection.count_retained_bytes(held)
 
     def on_batches_checked(
         name: str, part: _Data, answer: _Partition, target: object, result: CheckedBatches | KafkaError
@@ -172,7 +172,7 @@ def _prepare(
             setattr(answer, field.name, getattr(found, field.name))
         left -= 1
         if not left:
-            request.connection.retain_bytes(-held)
+            request.connection.count_retained_bytes(-held)
             _finish(request, responses)
 
     for name, part, answer in delayed:
@@ -238,7 +238,7 @@ def _append(node: Node, request: Request[ProduceRequest], name: str | None, part
     target = node.store.get(name, part.index)
     if target is None or not part.records:
         return _append_batches(node, request, name, part, (target, turn.now_ms, turn.budget))
-    plain = target.config.compression_type == PRODUCER or is_as_wanted(part.records, target.config)
+    plain = target.config.compression_type == PRODUCER or has_topic_codec(part.records, target.config)
     if plain and not node.records.is_busy(TopicPartition(name, part.index)):
         with contextlib.suppress(TooMuchForLoopError):
             return _append_batches(node, request, name, part, (target, turn.now_ms, turn.budget))
@@ -280,13 +280,13 @@ def _append_batches(
                 return _Partition(index=index, error_code=error, base_offset=-1)
         else:
             partition = TopicPartition(name, index)
-            node.transactions.check_produce(transactional_id, partition, records, adds=adds)
+            node.transactions.check_transactional_produce(transactional_id, partition, records, adds=adds)
         # The first batch of such a transaction has sequence 0. Another one overtook a batch that was refused, which
         # would then be refused for ever. Source: KAFKA-18202.
         if isinstance(checked, LoopBudget):
             result = target.append(records, now_ms, budget=checked, from_zero=adds)
         else:
-            result = target.append_checked(checked, now_ms, from_zero=adds)
+            result = target.append_validated(checked, now_ms, from_zero=adds)
     except KafkaError as error:
         return _rejected_response(request, index, error)
     except OSError as error:

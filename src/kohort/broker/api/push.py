@@ -27,8 +27,8 @@ from kohort.wire.push import (
     PushType,
     RegisterConsumerRequest,
     TopicCount,
-    push_type,
-    read_topic_count,
+    parse_topic_count,
+    push_frame_type,
 )
 from kohort.wire.schema import WireError
 
@@ -44,7 +44,7 @@ def handle_frame(host: GroupHost, connection: Connection, frame: Frame) -> None:
     Raises:
         BadFrame: the frame is no request of a push consumer.
     """
-    number = push_type(frame)
+    number = push_frame_type(frame)
     kind = PushType(number) if number in PUSH_NEEDS else None
     if kind is PushType.CLUSTER_METADATA:
         cluster_metadata(host, PushRequest(connection, kind), frame)
@@ -56,7 +56,7 @@ def handle_frame(host: GroupHost, connection: Connection, frame: Frame) -> None:
         )
 
 
-def handle_admitted(
+def handle_push_request(
     host: GroupHost,
     request: PushRequest,
     asked: ClusterMetadataRequest | RegisterConsumerRequest,
@@ -78,10 +78,10 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
     except WireError as error:
         request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode_frame(), str(error))
         return
-    handle_admitted(host, request, asked, lambda _: name_coordinator(host, request, asked))
+    handle_push_request(host, request, asked, lambda _: reply_with_coordinator(host, request, asked))
 
 
-def name_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
+def reply_with_coordinator(host: GroupHost, request: PushRequest, asked: ClusterMetadataRequest) -> None:
     """Answer ClusterMetadata with the group's coordinator and the brokers."""
     found, nodes = host.endpoints.push_coordinators(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
@@ -103,7 +103,7 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> No
     """Handle RegisterConsumer: if it succeeds, later frames from the client are answers to the broker's requests."""
     try:
         asked = RegisterConsumerRequest.decode(frame)
-        topics = read_topic_count(asked.topic_count)
+        topics = parse_topic_count(asked.topic_count)
         if topics.regex is not None:
             matcher(topics.regex)
         if asked.auto_offset_reset not in FROM_BEGIN:
@@ -111,7 +111,7 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> No
     except (WireError, InvalidInputError) as error:
         request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode_frame(), f"RegisterConsumer: {error}")
         return
-    handle_admitted(host, request, asked, lambda right: register(host, request, asked, topics, right))
+    handle_push_request(host, request, asked, lambda right: register(host, request, asked, topics, right))
 
 
 def register(
@@ -127,16 +127,18 @@ def register(
         return
     host.consumers.register_consumer(connection, asked.group_id, right)
     if connection.client.login is not None:
-        connection.client.login.close_when_expired(host.loop)
-    host.groups.ask(connection.client, event_of(host, connection, asked, topics), answer_to(host, request, asked))
+        connection.client.login.close_at_login_expiry(host.loop)
+    host.groups.ask(
+        connection.client, registration_event(host, connection, asked, topics), reply_callback(host, request, asked)
+    )
 
 
-def refused_why(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
+def rejection_text(asked: RegisterConsumerRequest, error: ErrorCode) -> str:
     """Return the log text for a RegisterConsumer request that was rejected with this error."""
     return f"group {asked.group_id[:200]}: {asked.consumer_id[:200]} is refused with {error.name}: {error.text}"
 
 
-def event_of(
+def registration_event(
     host: GroupHost, connection: Connection, asked: RegisterConsumerRequest, topics: TopicCount
 ) -> events.RegisterConsumer:
     """Return the coordinator event for a RegisterConsumer request."""
@@ -157,7 +159,7 @@ def event_of(
     )
 
 
-def answer_to(
+def reply_callback(
     host: GroupHost, request: PushRequest, asked: RegisterConsumerRequest
 ) -> Callable[[RegisterConsumerReply | ErrorCode], None]:
     """Return the callback for the coordinator's reply. An error closes the connection."""
@@ -168,7 +170,7 @@ def answer_to(
         if error is ErrorCode.NONE:
             request.answer(body)
             return
-        why = refused_why(asked, error)
+        why = rejection_text(asked, error)
         if error is ErrorCode.NOT_COORDINATOR:
             place, _ = host.endpoints.push_coordinators(asked.group_id, request.connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, quota_entity_of
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -82,7 +82,7 @@ def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> Alte
 
 
 def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only: bool) -> None:
-    entity = entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
+    entity = quota_entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
     values: dict[str, float | None] = {}
     for op in entry.ops:
         check(entity, op.key, 1.0 if op.remove else op.value)

@@ -10,12 +10,12 @@ import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from kohort.broker.api.config_entries import check_written, topic_entries
-from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, refused_names
+from kohort.broker.api.config_entries import check_config_spelling, topic_config_entries
+from kohort.broker.authorization import CLUSTER_NAME, NONE_REFUSED, Resource, may_see, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_slices
+from kohort.broker.slices import run_in_slices
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotAuthorizedError, NotFoundError
 from kohort.ids import AclOperation
 from kohort.log import CatalogTopic, Steps, TopicPlan
@@ -45,7 +45,9 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
     planned: dict[str, TopicPlan | KafkaError] = {}
     names = [topic.name for topic in message.topics if times[topic.name] == 1]
     creates_all = may_see(node, request, AclOperation.CREATE, Resource.CLUSTER, CLUSTER_NAME)
-    refused = NONE_REFUSED if creates_all else refused_names(node, request, AclOperation.CREATE, Resource.TOPIC, names)
+    refused = (
+        NONE_REFUSED if creates_all else unauthorized_names(node, request, AclOperation.CREATE, Resource.TOPIC, names)
+    )
     for topic in message.topics:
         if topic.name in planned:
             continue
@@ -66,7 +68,7 @@ def create_topics(node: Node, request: Request[CreateTopicsRequest]) -> Steps[Cr
         CatalogTopic(plan.name, NO_ID, plan.partitions, plan.configs) for plan in plans
     ]
     if not message.validate_only:
-        found = yield from node.topics.create_in_steps(plans, request)
+        found = yield from node.topics.create_topics_in_steps(plans, request)
     made = dict(zip((plan.name for plan in plans), found, strict=True))
     results = []
     for name, entry in planned.items():
@@ -95,7 +97,7 @@ def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
     configs = {config.name: config.value for config in topic.configs if config.value is not None}
     if any(config.value is None for config in topic.configs):
         raise InvalidInputError("a configuration value is null", ErrorCode.INVALID_CONFIG)
-    check_written(configs)
+    check_config_spelling(configs)
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} is made by the broker", ErrorCode.TOPIC_ALREADY_EXISTS)
     return TopicPlan(topic.name, partitions, configs)
@@ -115,7 +117,7 @@ def _result(node: Node, name: str, topic: CatalogTopic | KafkaError) -> CreateTo
             CreateTopicsResponse.CreatableTopicConfigs(
                 name=entry.name, value=entry.value, read_only=False, config_source=entry.source
             )
-            for entry in topic_entries(node, name, topic.configs)
+            for entry in topic_config_entries(node, name, topic.configs)
         ],
     )
 
@@ -134,7 +136,7 @@ def _partition_count(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> i
                 f"a replication factor of {topic.replication_factor} with one broker",
                 ErrorCode.INVALID_REPLICATION_FACTOR,
             )
-        return node.topics.partitions_asked(topic.num_partitions)
+        return node.topics.requested_or_default_partitions(topic.num_partitions)
     if topic.num_partitions != -1 or topic.replication_factor != -1:
         raise InvalidInputError("both an assignment and a number of partitions or replicas", ErrorCode.INVALID_REQUEST)
     indexes = sorted(assignment.partition_index for assignment in topic.assignments)
@@ -178,7 +180,7 @@ def delete_topics(node: Node, request: Request[DeleteTopicsRequest]) -> Steps[De
             _refuse_topic(result, error, version)
 
     if doomed:
-        found = yield from node.topics.delete_in_steps([*doomed], request)
+        found = yield from node.topics.delete_topics_in_steps([*doomed], request)
         for result, gone in zip(doomed.values(), found, strict=True):
             if isinstance(gone, KafkaError):
                 _refuse_topic(result, gone, version)
@@ -208,10 +210,10 @@ def _check_deletable(
     name = topic.name if topic is not None else result.name
     if name is None or not node.config.delete_topics:
         return
-    described = not refused_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, [name])
+    described = not unauthorized_names(node, request, AclOperation.DESCRIBE, Resource.TOPIC, [name])
     if described and topic is None and name not in node.store.topics:
         return
-    if described and not refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, [name]):
+    if described and not unauthorized_names(node, request, AclOperation.DELETE, Resource.TOPIC, [name]):
         return
     result.name = name if described or topic is None else None
     code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
@@ -249,7 +251,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
     errors: dict[str, KafkaError | None] = {}
     counts: dict[str, int] = {}
     names = [topic.name for topic in message.topics if times[topic.name] == 1]
-    refused = refused_names(node, request, AclOperation.ALTER, Resource.TOPIC, names)
+    refused = unauthorized_names(node, request, AclOperation.ALTER, Resource.TOPIC, names)
     for topic in message.topics:
         try:
             if times[topic.name] > 1:
@@ -263,7 +265,7 @@ def create_partitions(node: Node, request: Request[CreatePartitionsRequest]) -> 
         except KafkaError as error:
             errors[topic.name] = error.with_traceback(None)
 
-    found = yield from node.topics.grow_in_steps(counts, request, validate_only=message.validate_only)
+    found = yield from node.topics.add_partitions_in_steps(counts, request, validate_only=message.validate_only)
     errors |= {
         name: result if isinstance(result, KafkaError) else None for name, result in zip(counts, found, strict=True)
     }
@@ -303,7 +305,7 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
     make = DeleteRecordsResponse.DeleteRecordsPartitionResult
     topics = []
     names = [topic.name for topic in request.message.topics]
-    refused = refused_names(node, request, AclOperation.DELETE, Resource.TOPIC, names)
+    refused = unauthorized_names(node, request, AclOperation.DELETE, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         for part in topic.partitions:
@@ -338,8 +340,8 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
 
 
 HANDLERS: list[ApiHandler[Node]] = [
-    api_handler(CreateTopicsRequest, CreateTopicsResponse, in_slices(create_topics)),
-    api_handler(DeleteTopicsRequest, DeleteTopicsResponse, in_slices(delete_topics)),
-    api_handler(CreatePartitionsRequest, CreatePartitionsResponse, in_slices(create_partitions)),
+    api_handler(CreateTopicsRequest, CreateTopicsResponse, run_in_slices(create_topics)),
+    api_handler(DeleteTopicsRequest, DeleteTopicsResponse, run_in_slices(delete_topics)),
+    api_handler(CreatePartitionsRequest, CreatePartitionsResponse, run_in_slices(create_partitions)),
     api_handler(DeleteRecordsRequest, DeleteRecordsResponse, delete_records),
 ]

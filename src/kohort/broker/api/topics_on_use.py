@@ -7,10 +7,10 @@ import logging
 from kohort.broker.api.metadata import (
     Asked,
     TopicMetadata,
-    asked_topic,
     is_by_id,
     metadata,
     metadata_response,
+    requested_topic_entry,
     without_duplicates,
 )
 from kohort.broker.audit import AuditedChange
@@ -18,7 +18,7 @@ from kohort.broker.authorization import CLUSTER_NAME, Resource, is_allowed, may_
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
-from kohort.broker.slices import in_slices
+from kohort.broker.slices import run_in_slices
 from kohort.errors import (
     ErrorCode,
     InvalidInputError,
@@ -34,7 +34,7 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 log = logging.getLogger("kohort.broker")
 
 
-def metadata_making_topics(node: Node, request: Request[MetadataRequest]) -> MetadataResponse | None:
+def metadata_with_auto_creation(node: Node, request: Request[MetadataRequest]) -> MetadataResponse | None:
     """Answer Metadata with nodes and topics; first create missing topics named in it, if auto-creation is allowed."""
     asked = request.message.topics
     if (
@@ -52,7 +52,7 @@ def _is_missing(node: Node, asked: Asked, version: int) -> bool:
     return asked.name not in node.store.topics and not is_by_id(asked, version)
 
 
-@in_slices
+@run_in_slices
 def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResponse]:
     """Create missing topics of a Metadata request, then answer it.
 
@@ -77,7 +77,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if not (creates_all or is_allowed(node, request, AclOperation.CREATE, Resource.TOPIC, name)):
             error = NotAuthorizedError(f"no right to create {name}", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         if error is None:
-            plan = node.topics.plan_on_use(name)
+            plan = node.topics.auto_creation_plan(name)
             error = _over_quota(request, plan)
             if error is None:
                 plans[name] = plan
@@ -86,7 +86,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             refused[name] = error
         yield
     deleted = {name for name in plans if node.topics.was_just_deleted(name)}
-    found = yield from node.topics.create_in_steps([*plans.values()], request, on_use=True)
+    found = yield from node.topics.create_topics_in_steps([*plans.values()], request, on_use=True)
     if node.audit is not None:
         for name, result in zip(plans, found, strict=True):
             if not isinstance(result, KafkaError):
@@ -98,7 +98,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
         if topic.name in unknown and not is_by_id(topic, request.version):
             topics.append(TopicMetadata(error_code=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=topic.name))
         else:
-            topics.append(asked_topic(node, request, topic, refused))
+            topics.append(requested_topic_entry(node, request, topic, refused))
         yield
     return metadata_response(node, request, topics)
 
@@ -116,4 +116,4 @@ def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaErro
     return None
 
 
-HANDLERS: list[ApiHandler[Node]] = [api_handler(MetadataRequest, MetadataResponse, metadata_making_topics)]
+HANDLERS: list[ApiHandler[Node]] = [api_handler(MetadataRequest, MetadataResponse, metadata_with_auto_creation)]

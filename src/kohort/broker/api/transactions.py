@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
-from kohort.broker.api.offset_transactions import for_version
-from kohort.broker.authorization import Resource, is_allowed, may_see, refused_names
+from kohort.broker.api.offset_transactions import error_for_version
+from kohort.broker.authorization import Resource, is_allowed, may_see, unauthorized_names
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request, without_many_repeats
@@ -57,15 +57,17 @@ def init_producer_id(node: Node, request: Request[InitProducerIdRequest]) -> Ini
     if transactional_id == "":
         return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_epoch=-1)
 
-    def reply_init(error: ErrorCode, producer_id: int, epoch: int) -> None:
+    def reply_with_producer_id(error: ErrorCode, producer_id: int, epoch: int) -> None:
         request.reply(
             InitProducerIdResponse(
-                error_code=for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
+                error_code=error_for_version(error, version >= 4), producer_id=producer_id, producer_epoch=epoch
             )
         )
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.init_producer(transactional_id, message.transaction_timeout_ms, producer, reply_init)
+    node.transactions.assign_producer_id(
+        transactional_id, message.transaction_timeout_ms, producer, reply_with_producer_id
+    )
     return None
 
 
@@ -111,7 +113,7 @@ def add_partitions_to_txn(node: Node, request: Request[AddPartitionsToTxnRequest
         code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         topics = _results(asked, lambda _: code)
         return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
-    hidden = refused_names(node, request, AclOperation.WRITE, Resource.TOPIC, [topic.name for topic in asked])
+    hidden = unauthorized_names(node, request, AclOperation.WRITE, Resource.TOPIC, [topic.name for topic in asked])
     topics = _added(node, transactional_id, producer, asked, (False, version), hidden)
     return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=topics)
 
@@ -151,7 +153,7 @@ def _added(
     else:
         error = node.transactions.add_partitions(transactional_id, producer, wanted)
         errors = dict.fromkeys(wanted, error)
-    return _results(topics, lambda tp: for_version(errors[tp], knows_fenced))
+    return _results(topics, lambda tp: error_for_version(errors[tp], knows_fenced))
 
 
 def _results(
@@ -174,14 +176,16 @@ def end_txn(node: Node, request: Request[EndTxnRequest]) -> None:
     """Commit or abort a transaction."""
     message, version = request.message, request.version
 
-    def reply_end(error: ErrorCode, producer_id: int, epoch: int) -> None:
-        response = EndTxnResponse(error_code=for_version(error, version >= 2))
+    def reply_with_outcome(error: ErrorCode, producer_id: int, epoch: int) -> None:
+        response = EndTxnResponse(error_code=error_for_version(error, version >= 2))
         if version >= 5:
             response.producer_id, response.producer_epoch = producer_id, epoch
         request.reply(response)
 
     producer = (message.producer_id, message.producer_epoch)
-    node.transactions.end_transaction(message.transactional_id, producer, message.committed, version >= 5, reply_end)
+    node.transactions.end_transaction(
+        message.transactional_id, producer, message.committed, version >= 5, reply_with_outcome
+    )
 
 
 def describe_transactions(node: Node, request: Request[DescribeTransactionsRequest]) -> DescribeTransactionsResponse:
@@ -263,7 +267,7 @@ def describe_producers(node: Node, request: Request[DescribeProducersRequest]) -
     """Answer DescribeProducers: return the idempotent producers that partitions have state of."""
     topics = []
     names = [topic.name for topic in request.message.topics]
-    hidden = refused_names(node, request, AclOperation.READ, Resource.TOPIC, names)
+    hidden = unauthorized_names(node, request, AclOperation.READ, Resource.TOPIC, names)
     for topic in request.message.topics:
         parts = []
         missing: tuple[ErrorCode, str | None] | None = None

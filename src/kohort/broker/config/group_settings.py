@@ -92,7 +92,7 @@ class GroupSettingsFile:
         self._by_group = after
         self._on_change(GroupSettingsChanged(group, parsed))
 
-    def valid_settings(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
+    def valid_group_settings(self, of_shard: Callable[[str], bool]) -> dict[str, GroupSettings]:
         """Return the settings of a shard's groups, by group.
 
         All settings of a group are left out, with a warning, if one is unknown or outside the broker's current limits.

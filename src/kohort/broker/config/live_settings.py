@@ -14,11 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from kohort.broker.config.json_file import read_json, write_json
-from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_names
-from kohort.broker.security.settings import PREFIX, RELOADABLE, SecurityConfig, is_security, reloadable
+from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig, known_setting_names
+from kohort.broker.security.settings import (
+    PREFIX,
+    RELOADABLE,
+    SecurityConfig,
+    is_security_setting,
+    reloadable_tls_setting,
+)
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
-from kohort.log import LogConfig, check_together
+from kohort.log import LogConfig, check_config_combination
 from kohort.settings.config import Setting, format_value, parse_value, settings, unknown_key
 
 log = logging.getLogger("kohort.broker")
@@ -102,7 +108,7 @@ class LiveSettings:
             of_broker: dict[str, Any] = {}
             of_logs: dict[str, Any] = {}
             for key, text in altered.items():
-                if reloadable(key):
+                if reloadable_tls_setting(key):
                     continue
                 field = alterable_settings()[key].field
                 (of_broker if key in _OF_BROKERS else of_logs)[field] = _parsed(key, text)
@@ -125,7 +131,7 @@ class LiveSettings:
     @property
     def stores(self) -> dict[str, dict[str, str]]:
         """The altered settings of key and trust stores, by listener in lower case and by setting."""
-        return stores_of(self._altered[self._own])
+        return store_settings_of(self._altered[self._own])
 
     def check(self, name: str, altered: Mapping[str, str]) -> None:
         """Check settings that would replace all altered ones of `name`: this broker's id, or empty for all brokers.
@@ -134,14 +140,14 @@ class LiveSettings:
             InvalidInputError: a setting is unknown or not dynamic, or a value is invalid.
         """
         for key, text in altered.items():
-            self.check_key(name, key)
+            self.check_alterable_setting(name, key)
             _parsed(key, text)
-        check_together(self._effective({**self._altered, name: dict(altered)})[1])
+        check_config_combination(self._effective({**self._altered, name: dict(altered)})[1])
         if name == ALL and CLUSTER_WIDE not in altered:
             raise InvalidInputError(f"{CLUSTER_WIDE} of all brokers can't be removed", ErrorCode.INVALID_CONFIG)
 
     @staticmethod
-    def check_key(name: str, key: str) -> None:
+    def check_alterable_setting(name: str, key: str) -> None:
         """Check that requests may alter or reset this setting for `name`: this broker's id, or empty for all.
 
         Raises:
@@ -149,7 +155,7 @@ class LiveSettings:
         """
         if key == CLUSTER_WIDE and name != ALL:
             raise InvalidInputError(f"{CLUSTER_WIDE} is altered for all brokers only", ErrorCode.INVALID_CONFIG)
-        if name == ALL and (reloadable(key) or key in _OF_ONE_BROKER):
+        if name == ALL and (reloadable_tls_setting(key) or key in _OF_ONE_BROKER):
             raise InvalidInputError(f"Cannot update these configs at default cluster level: {key}")
         if key in RELOADABLE:
             text = "These security configs can be dynamically updated only per-listener using the listener prefix"
@@ -173,20 +179,20 @@ class LiveSettings:
             listener()
 
 
-def stores_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
+def store_settings_of(altered: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return the key store and trust store settings among altered ones: by listener in lower case, then by setting."""
     found: dict[str, dict[str, str]] = {}
     for key, text in altered.items():
-        if of_listener := reloadable(key):
+        if of_listener := reloadable_tls_setting(key):
             found.setdefault(of_listener[0], {})[of_listener[1]] = text
     return found
 
 
 def _parsed(key: str, text: str) -> Any:
-    of_listener = reloadable(key)
+    of_listener = reloadable_tls_setting(key)
     setting = settings(SecurityConfig)[of_listener[1]] if of_listener else alterable_settings().get(key)
     if setting is not None:
         return parse_value(setting, text, key)
-    if key in known_names() or is_security(key):
+    if key in known_setting_names() or is_security_setting(key):
         raise InvalidInputError(f"{key} can't be altered while the broker runs: it is given at its start")
     raise unknown_key(key, alterable_settings())

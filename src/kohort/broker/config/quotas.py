@@ -27,12 +27,12 @@ _BYTE_RATE_MAX, _CONNECTION_RATE_MAX = 2.0**63, 2.0**31 - 1
 """The largest whole quotas: Kafka keeps them in 64 and 32 bits."""
 
 
-def entity_key(*parts: tuple[str, str | None]) -> Entity:
+def quota_entity_key(*parts: tuple[str, str | None]) -> Entity:
     """Return the quota entity of these (type, name) pairs: sorted by type."""
     return tuple(sorted(parts, key=lambda part: part[0]))
 
 
-def entity_of(names: list[tuple[str, str | None]]) -> Entity:
+def quota_entity_of(names: list[tuple[str, str | None]]) -> Entity:
     """Return the quota entity that a request names, after checking its types and names.
 
     Raises:
@@ -48,7 +48,7 @@ def entity_of(names: list[tuple[str, str | None]]) -> Entity:
             raise InvalidInputError(f"an empty {kind}", ErrorCode.INVALID_REQUEST)
     if IP in kinds and len(kinds) > 1:
         raise InvalidInputError("an ip has quotas by itself only", ErrorCode.INVALID_REQUEST)
-    return entity_key(*names)
+    return quota_entity_key(*names)
 
 
 def check(entity: Entity, key: str, value: float) -> None:

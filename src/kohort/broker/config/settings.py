@@ -13,12 +13,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kohort.broker.config.single_broker import idle_text, known_facts, own_properties
+from kohort.broker.config.single_broker import (
+    accepted_property_names,
+    checked_broker_properties,
+    ignored_properties_text,
+)
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.journal.checked import ON_CORRUPTION
-from kohort.log import DECOMPRESSED_RATIO, RATIO_NAME, LogConfig, check_together
-from kohort.settings.config import declare_setting, from_properties_many, parse_listen, settings, unknown_key
+from kohort.log import DECOMPRESSED_RATIO, RATIO_NAME, LogConfig, check_config_combination
+from kohort.settings.config import declare_setting, from_properties_many, parse_listen_address, settings, unknown_key
 from kohort.settings.server_access import METRICS_PROPERTIES, READS_METRICS, ServerAccess
 
 MIB = 1 << 20
@@ -380,7 +384,7 @@ class BrokerConfig:
             return
         tls, client_ca = (None if path is None else Path(path) for path in (self.metrics_tls, self.metrics_client_ca))
         access = ServerAccess(tls, client_ca, self.metrics_insecure)
-        access.check(*parse_listen(self.metrics_listen), "metrics listener", READS_METRICS, METRICS_PROPERTIES)
+        access.check(*parse_listen_address(self.metrics_listen), "metrics listener", READS_METRICS, METRICS_PROPERTIES)
 
     @property
     def unfinished_bytes_max(self) -> int:
@@ -394,7 +398,7 @@ class BrokerConfig:
         return self.audit == "on" or (self.audit == "auto" and bool(self.authorizer_class))
 
     @property
-    def older_values(self) -> bool:
+    def serves_older_values(self) -> bool:
         """Whether coordinators load a damaged journal without its unreadable part, and may serve older values."""
         return self.offsets_load_on_corruption == "older"
 
@@ -445,7 +449,7 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
         InvalidInputError: a key is unknown (the nearest is named), a value is invalid, or one of Kafka's settings
             requires more than a single broker can offer.
     """
-    given = own_properties({key: value for key, value in properties.items() if value is not None})
+    given = checked_broker_properties({key: value for key, value in properties.items() if value is not None})
     plain = {key: value for key, value in given.items() if key not in LOG_NAMES and key not in LOG_UNITS}
     for key, name in LOG_NAMES.items():
         if key in given:
@@ -453,26 +457,26 @@ def broker_configs(properties: Mapping[str, Any]) -> tuple[BrokerConfig, GroupCo
     for key, (name, factor) in LOG_UNITS.items():
         if key in given:
             plain.setdefault(name, _scaled(key, given[key], factor))
-    unknown = [key for key in plain if key not in known_names() and not _is_alias(key)]
+    unknown = [key for key in plain if key not in known_setting_names() and not _is_alias(key)]
     if unknown:
-        raise unknown_key(unknown[0], known_names())
+        raise unknown_key(unknown[0], known_setting_names())
     broker, groups, log = from_properties_many((BrokerConfig, GroupConfig, LogConfig), plain)
-    check_together(log)
+    check_config_combination(log)
     return broker, groups, log
 
 
-def ignored_text(properties: Mapping[str, Any]) -> str:
+def ignored_settings_warning(properties: Mapping[str, Any]) -> str:
     """Return the warning for settings of Kafka's that have no effect here; empty if there are none."""
     declared = {**settings(BrokerConfig), **settings(GroupConfig), **settings(LogConfig)}
     unused = {name for name, setting in declared.items() if setting.declaration.why.startswith(WITHOUT_EFFECT)}
-    return idle_text(properties, unused | {BROKER_NAMES[name] for name in unused if name in BROKER_NAMES})
+    return ignored_properties_text(properties, unused | {BROKER_NAMES[name] for name in unused if name in BROKER_NAMES})
 
 
 @cache
-def known_names() -> tuple[str, ...]:
+def known_setting_names() -> tuple[str, ...]:
     """Return the names of all properties that a broker can be started with; aliases are left out."""
     own = (*settings(BrokerConfig), *settings(GroupConfig), *settings(LogConfig), *LOG_NAMES, *LOG_UNITS)
-    return (*own, *known_facts())
+    return (*own, *accepted_property_names())
 
 
 def _is_alias(key: str) -> bool:

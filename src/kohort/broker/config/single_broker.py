@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from kohort.broker.security.addresses import (
     ADVERTISED,
     ANY_HOST,
-    advertised_of,
+    advertised_addresses,
     bracketed_host,
     client_listeners,
-    split_list,
+    split_comma_list,
 )
-from kohort.broker.security.settings import is_security, security_names
+from kohort.broker.security.settings import is_security_setting, security_names
 from kohort.errors import InvalidInputError
 
 # -- Kafka's broker settings without effect here: files that contain them are accepted
@@ -314,7 +314,7 @@ class BrokerLocation(NamedTuple):
     folder: str | None
 
 
-def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
+def split_location(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, Any]]:
     """Split a `server.properties` into the listening address and data folder, and all other entries.
 
     Raises:
@@ -328,13 +328,13 @@ def place_in(properties: Mapping[str, Any]) -> tuple[BrokerLocation, dict[str, A
     elif "port" in properties:
         listen = f"{bracketed_host(str(properties.get('host.name') or ANY_HOST))}:{properties['port']}"
     name = "log.dirs" if properties.get("log.dirs") else "log.dir"
-    folders = split_list(properties.get(name))
+    folders = split_comma_list(properties.get(name))
     if len(folders) > 1:
         raise InvalidInputError(f"{name}: kohort keeps its data in one folder, not in {len(folders)}; name one of them")
     return BrokerLocation(listen, folders[0] if folders else None), rest
 
 
-def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
+def checked_broker_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     """Check the entries of a `server.properties`, and return those that are settings of kohort's broker.
 
     Entries that are only checked, have no effect, or belong to the security of listeners are left out.
@@ -351,20 +351,20 @@ def own_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
             if problem:
                 raise InvalidInputError(f"{key}={properties[key]}: {problem}")
     if properties.get(ADVERTISED):
-        advertised_of(client_listeners(ADVERTISED, properties), properties)
+        advertised_addresses(client_listeners(ADVERTISED, properties), properties)
     return {
         key: value
         for key, value in properties.items()
-        if key not in _CHECKS and not is_idle(key) and not is_security(key)
+        if key not in _CHECKS and not is_idle(key) and not is_security_setting(key)
     }
 
 
 def is_idle(key: str) -> bool:
     """Return whether this name is a setting of Kafka's that has no effect on kohort's broker."""
-    return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security(key))
+    return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security_setting(key))
 
 
-def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> str:
+def ignored_properties_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> str:
     """Return the warning that lists ignored properties of Kafka's; empty if there are none.
 
     Args:
@@ -375,7 +375,7 @@ def idle_text(properties: Mapping[str, Any], declared: Collection[str] = ()) -> 
     return f"settings of Kafka's that kohort's broker ignores: {', '.join(idle)}" if idle else ""
 
 
-def known_facts() -> tuple[str, ...]:
+def accepted_property_names() -> tuple[str, ...]:
     """Return the names of `server.properties` entries that are accepted but are no settings of kohort's broker.
 
     Those are addresses and folders, values that are only checked, security settings, and settings without effect.
@@ -394,13 +394,13 @@ def _one_copy(value: str) -> str | None:
 
 
 def _roles(value: str) -> str | None:
-    if set(split_list(value)) in ({"broker"}, {"broker", "controller"}):
+    if set(split_comma_list(value)) in ({"broker"}, {"broker", "controller"}):
         return None
     return "kohort broker is a broker, with nothing to control; remove it or set broker"
 
 
 def _alone(value: str) -> str | None:
-    if len(split_list(value)) < 2:
+    if len(split_comma_list(value)) < 2:
         return None
     return "kohort is one node without a quorum; remove it, or name this node alone"
 

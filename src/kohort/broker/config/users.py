@@ -93,7 +93,7 @@ class Users:
         salt, stored_key, server_key = (bytes.fromhex(str(found[key])) for key in ("salt", "stored_key", "server_key"))
         return StoredCredential(salt, int(found["iterations"]), stored_key, server_key)
 
-    def made_up_credential(self, user: str, mechanism: str) -> StoredCredential:
+    def decoy_credential(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, for a user that may not exist.
 
         Its salt is always the same for a name. The salt's length and the iterations are those of an existing user, so
@@ -108,7 +108,7 @@ class Users:
         salt = b"".join(hmac.digest(made, bytes([part]), "sha512") for part in range(1 + length // 64))[:length]
         return StoredCredential(salt, iterations, secrets.token_bytes(size), secrets.token_bytes(size))
 
-    def add_from(self, location: str) -> None:
+    def add_users_from_file(self, location: str) -> None:
         """Add the users of a file, NAME=PASSWORD in each line, or change their passwords.
 
         Raises:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from kohort.errors import InvalidInputError
-from kohort.settings.config import parse_listen
+from kohort.settings.config import parse_listen_address
 
 ANY_HOST = "0.0.0.0"
 PROTOCOL_MAP, ADVERTISED, CONTROLLERS = (
@@ -46,7 +46,7 @@ class ListenerAddress(NamedTuple):
         return f"{self.name}://{bracketed_host(self.host)}:{self.port}"
 
 
-def split_list(value: Any) -> list[str]:
+def split_comma_list(value: Any) -> list[str]:
     """Split a comma-separated list."""
     words = value if isinstance(value, (list, tuple)) else str(value or "").split(",")
     return [str(word).strip() for word in words if str(word).strip()]
@@ -57,7 +57,7 @@ def bracketed_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def listener_address(key: str, text: str) -> ListenerAddress:
+def parse_listener_address(key: str, text: str) -> ListenerAddress:
     """Return the parts of `NAME://HOST:PORT`.
 
     Args:
@@ -81,8 +81,8 @@ def client_listeners(key: str, properties: Mapping[str, Any]) -> list[ListenerAd
     Raises:
         InvalidInputError: an entry has another form, or there is none for clients, or a name comes twice.
     """
-    controllers = {name.upper() for name in split_list(properties.get(CONTROLLERS))} | {_CONTROLLER}
-    found = [listener_address(key, text) for text in split_list(properties[key])]
+    controllers = {name.upper() for name in split_comma_list(properties.get(CONTROLLERS))} | {_CONTROLLER}
+    found = [parse_listener_address(key, text) for text in split_comma_list(properties[key])]
     ours = [listener for listener in found if listener.name not in controllers]
     if not ours:
         raise InvalidInputError(f"{key}: there is no listener for clients")
@@ -97,7 +97,7 @@ def _refuse_twice(key: str, listeners: list[ListenerAddress]) -> None:
             raise InvalidInputError(f"{key}: the name {name} comes twice; each listener needs a name of its own")
 
 
-def protocol_of(name: str, properties: Mapping[str, Any]) -> SecurityProtocol:
+def security_protocol_of(name: str, properties: Mapping[str, Any]) -> SecurityProtocol:
     """Return the security protocol of a listener, by `listener.security.protocol.map`, else by its name.
 
     Raises:
@@ -105,7 +105,7 @@ def protocol_of(name: str, properties: Mapping[str, Any]) -> SecurityProtocol:
     """
     protocols = {
         listener.strip().upper(): protocol.strip().upper()
-        for listener, _, protocol in (entry.partition(":") for entry in split_list(properties.get(PROTOCOL_MAP)))
+        for listener, _, protocol in (entry.partition(":") for entry in split_comma_list(properties.get(PROTOCOL_MAP)))
     }
     protocol = protocols.get(name, name)
     try:
@@ -117,21 +117,21 @@ def protocol_of(name: str, properties: Mapping[str, Any]) -> SecurityProtocol:
         ) from None
 
 
-def addresses_of(listen: str) -> list[ListenerAddress]:
+def parse_listener_addresses(listen: str) -> list[ListenerAddress]:
     """Return the listeners of `HOST:PORT`, or of `NAME://HOST:PORT`, or of a list of the latter.
 
     Raises:
         InvalidInputError: the text has another form, or a name comes twice.
     """
     if "://" not in listen:
-        host, port = parse_listen(listen)
+        host, port = parse_listen_address(listen)
         return [ListenerAddress(SecurityProtocol.PLAINTEXT.value, host, port)]
-    found = [listener_address("listen", text) for text in split_list(listen)]
+    found = [parse_listener_address("listen", text) for text in split_comma_list(listen)]
     _refuse_twice("listen", found)
     return [listener._replace(host=listener.host or "127.0.0.1") for listener in found]
 
 
-def advertised_of(
+def advertised_addresses(
     listeners: list[ListenerAddress], properties: Mapping[str, Any]
 ) -> dict[str, tuple[str | None, int | None]]:
     """Return the advertised host and port of each listener by name; a part that is not configured is None.

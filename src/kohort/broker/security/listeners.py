@@ -17,9 +17,9 @@ from typing import Any
 from kohort.broker.security.addresses import (
     ListenerAddress,
     SecurityProtocol,
-    addresses_of,
-    advertised_of,
-    protocol_of,
+    advertised_addresses,
+    parse_listener_addresses,
+    security_protocol_of,
 )
 from kohort.broker.security.listener_socket import ListenerSocket, bind_socket
 from kohort.broker.security.login import SaslServer
@@ -39,7 +39,7 @@ from kohort.broker.security.settings import (
 from kohort.broker.security.tls import ServerTls
 from kohort.broker.security.tokens import TokenVerifier
 from kohort.errors import InvalidInputError
-from kohort.settings.jaas import jaas_options
+from kohort.settings.jaas import parse_jaas_options
 
 log = logging.getLogger("kohort.broker")
 
@@ -81,11 +81,11 @@ def planned_listeners(listen: str, properties: Mapping[str, Any]) -> list[Listen
     Raises:
         InvalidInputError: an address or a setting is invalid.
     """
-    addresses = addresses_of(listen)
-    advertised = advertised_of(addresses, properties)
+    addresses = parse_listener_addresses(listen)
+    advertised = advertised_addresses(addresses, properties)
     plans = []
     for address in addresses:
-        protocol = protocol_of(address.name, properties)
+        protocol = security_protocol_of(address.name, properties)
         config = security_config(properties, address.name) if protocol.uses_tls or protocol.uses_sasl else _PLAIN
         if protocol is SecurityProtocol.SASL_SSL and f"{PREFIX}{address.name.lower()}.{_CLIENT_AUTH}" not in properties:
             config = replace(config, client_auth="none")
@@ -122,7 +122,7 @@ def plain_passwords(name: str, config: SecurityConfig) -> dict[str, str] | None:
     if config.jaas_config is None:
         return None
     try:
-        options = jaas_options(config.jaas_config)
+        options = parse_jaas_options(config.jaas_config)
     except InvalidInputError as error:
         raise InvalidInputError(f"listener {name}: {error.message}") from None
     if "PlainLoginModule" not in config.jaas_config.split()[0]:
@@ -224,6 +224,6 @@ def _exchange(name: str, mechanism: str, config: SecurityConfig, store: Credenti
     return partial(ScramExchange, mechanism, store)
 
 
-def named_addresses(listeners: Sequence[ListenerSocket]) -> str:
+def listener_list_text(listeners: Sequence[ListenerSocket]) -> str:
     """Return the listeners with their actual ports, in the form of `listeners`."""
     return ",".join(str(ListenerAddress(listener.name, listener.host, listener.port)) for listener in listeners)

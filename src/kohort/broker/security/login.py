@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from typing import Any, Protocol
 
-from kohort.broker.framing import BadFrame, ForeignProtocol, Frame
+from kohort.broker.framing import BadFrame, Frame, WrongSecurityProtocol
 from kohort.broker.security.mechanisms import BearerExchange, LoginRefused, SaslExchange
 from kohort.broker.security.pending import PendingLogin, PendingLogins
 from kohort.broker.security.principals import Principal
@@ -140,7 +140,7 @@ class SaslServer:
         return [*self.configs]
 
     @property
-    def first_config(self) -> SecurityConfig:
+    def first_mechanism_config(self) -> SecurityConfig:
         """The settings of the first mechanism, for what does not depend on the mechanism."""
         return next(iter(self.configs.values()))
 
@@ -167,7 +167,7 @@ class SaslLogin:
         self._raw = False
         self._expires: float | None = None
         self._again_at = 0.0
-        connection.intercept(self._on_frame, server.first_config.login_bytes_max)
+        connection.intercept(self._on_frame, server.first_mechanism_config.login_bytes_max)
 
     @property
     def is_known(self) -> bool:
@@ -197,7 +197,7 @@ class SaslLogin:
             api = APIS.get(key)
             name = "of an unknown API" if api is None else f"of type {api.name}"
             hint = "" if self._state is LoginState.EXCHANGE else "; its security.protocol must be one with SASL"
-            raise ForeignProtocol(
+            raise WrongSecurityProtocol(
                 f"[listener {self._server.name}] unexpected request {name} during SASL handshake{hint}"
             )
         if key == API_VERSIONS and 0 <= version <= APIS[key].request.MAX_VERSION:
@@ -221,7 +221,7 @@ class SaslLogin:
                 raise BadFrame(f"[listener {self._server.name}] the login has expired, and was not renewed")
         self._dispatch(connection, frame)
 
-    def close_when_expired(self, loop: asyncio.AbstractEventLoop) -> None:
+    def close_at_login_expiry(self, loop: asyncio.AbstractEventLoop) -> None:
         """Close the connection when the login expires: a push consumer's connection takes no login."""
         if self._expires is not None:
             loop.call_later(max(0.0, self._expires - time.monotonic()), self._connection.close)
@@ -289,7 +289,7 @@ class SaslLogin:
             raise BadFrame(f"[listener {self._server.name}] a SASL token before SaslHandshake")
         if not exchange.off_loop:
             try:
-                reply = exchange.take_token(token)
+                reply = exchange.process_token(token)
             except LoginRefused as error:
                 self._fail(str(error), refuse)
                 return
@@ -310,7 +310,7 @@ class SaslLogin:
 
         self._pending.waits = False
         self._connection.suspend()
-        self._server.logins.run_in_thread(exchange.threads, lambda: exchange.take_token(token), on_token_checked)
+        self._server.logins.run_in_thread(exchange.threads, lambda: exchange.process_token(token), on_token_checked)
 
     def _continue_exchange(
         self, exchange: SaslExchange, reply: bytes, answer: Callable[[bytes, int], None], refuse: Callable[[str], None]
@@ -341,7 +341,7 @@ class SaslLogin:
         self._again_at = now + REAUTH_PAUSE_S
         self._exchange, self._state = None, LoginState.KNOWN
         if first:
-            self._pending.stop_deadline()
+            self._pending.cancel_login_deadline()
             self._raw = False
             self._connection.intercept(self._on_later_frame if lifetime_ms is not None else self._dispatch, None)
         elif lifetime_ms is not None:
@@ -366,7 +366,7 @@ class SaslLogin:
         self._state, self._exchange = LoginState.FAILED, None
         connection = self._connection
         connection.suspend()
-        connection.intercept(self._on_frame, self._server.first_config.login_bytes_max)
+        connection.intercept(self._on_frame, self._server.first_mechanism_config.login_bytes_max)
 
         def end_connection() -> None:
             if not connection.closed:
@@ -396,4 +396,4 @@ class SaslLogin:
 
     def closed(self) -> None:
         """Stop counting the client as not authenticated, because its connection has closed."""
-        self._pending.stop_deadline()
+        self._pending.cancel_login_deadline()

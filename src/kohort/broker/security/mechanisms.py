@@ -41,7 +41,7 @@ class Credentials(Protocol):
     def credential(self, user: str, mechanism: str) -> StoredCredential | None:
         """Return a user's credential for a SCRAM mechanism, by Kafka's name; None: there is none."""
 
-    def made_up_credential(self, user: str, mechanism: str) -> StoredCredential:
+    def decoy_credential(self, user: str, mechanism: str) -> StoredCredential:
         """Return a credential that no password fits, always the same for a name, and of the form of real ones."""
 
 
@@ -52,7 +52,7 @@ class SaslExchange(ABC):
         user: the user, once the login is complete.
         expires_ms: when the credentials end, in milliseconds since 1970; None: never.
         claimed: the name that the client gave, for the log.
-        off_loop: whether `take_token` takes so long that it must run in a thread.
+        off_loop: whether `process_token` takes so long that it must run in a thread.
         threads: the name of these threads. Those that wait for another server must not hold up the others.
     """
 
@@ -63,7 +63,7 @@ class SaslExchange(ABC):
     threads = "login"
 
     @abstractmethod
-    def take_token(self, token: bytes) -> bytes:
+    def process_token(self, token: bytes) -> bytes:
         """Process a SASL token of the client, and return the broker's next one.
 
         Raises:
@@ -93,7 +93,7 @@ class PlainExchange(SaslExchange):
         self._store = store
         self.off_loop = passwords is None
 
-    def take_token(self, token: bytes) -> bytes:
+    def process_token(self, token: bytes) -> bytes:
         parts = token.split(b"\0")
         if len(parts) != 3:
             raise LoginRefused(f"Invalid SASL/PLAIN response: expected 3 tokens, got {len(parts)}")
@@ -128,7 +128,7 @@ class PlainExchange(SaslExchange):
 
     def _fits_stored(self, user: str, password: str, mechanism: str) -> bool:
         found = self._store.credential(user, mechanism)
-        made_up = self._store.made_up_credential(user, mechanism)  # also for a known user, which takes as long
+        made_up = self._store.decoy_credential(user, mechanism)  # also for a known user, which takes as long
         known = found or made_up
         name = HASHES[mechanism]
         salted = hashlib.pbkdf2_hmac(name, password.encode(), known.salt, known.iterations)
@@ -157,7 +157,7 @@ class ScramExchange(SaslExchange):
         self._credential: StoredCredential | None = None
         self._known = False
 
-    def take_token(self, token: bytes) -> bytes:
+    def process_token(self, token: bytes) -> bytes:
         try:
             text = token.decode()
         except UnicodeDecodeError:
@@ -182,7 +182,7 @@ class ScramExchange(SaslExchange):
         self._header = f"{flag},{'a=' + asked if asked else ''},".encode()
         found_credential = self._store.credential(user, self._mechanism)
         self._known = found_credential is not None
-        made_up = self._store.made_up_credential(user, self._mechanism)  # also for a known user, which takes as long
+        made_up = self._store.decoy_credential(user, self._mechanism)  # also for a known user, which takes as long
         credential = self._credential = found_credential or made_up
         self._nonce = nonce + secrets.token_urlsafe(24)
         salt = base64.b64encode(credential.salt).decode()
@@ -233,7 +233,7 @@ class BearerExchange(SaslExchange):
         self._refusal = ""
         self.why = ""
 
-    def take_token(self, token: bytes) -> bytes:
+    def process_token(self, token: bytes) -> bytes:
         if self._refusal:
             raise LoginRefused(self._refusal)  # whatever the client answers to the error
         found = _BEARER.fullmatch(token.decode("latin-1"))

@@ -36,7 +36,7 @@ NOTICE_PAUSE_S = 60.0
 """A line about the same problem of the same host is logged again after this time."""
 
 
-class HostNotices:
+class FailingHostThrottle:
     """Throttle of log lines about clients that keep failing: one line a minute for each host and problem."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class PendingLogin:
         self.close = close
         self.waits = True
 
-    def stop_deadline(self) -> None:
+    def cancel_login_deadline(self) -> None:
         """Stop the deadline, because the client is known or gone. May be called again."""
         self._timer.cancel()
         self._owner.discard(self)
@@ -89,7 +89,7 @@ class PendingLogins:
         self._loop = loop
         self._clients: dict[PendingLogin, None] = {}
         self._threads: dict[str, ThreadPoolExecutor] = {}
-        self.notices = HostNotices()
+        self.notices = FailingHostThrottle()
         self.on_login: Callable[[Principal | str, str, str, bool], None] | None = None
 
     def __len__(self) -> int:
@@ -106,11 +106,11 @@ class PendingLogins:
             slowest = next((client for client in self._clients if client.waits), None)
             if slowest is None or time.monotonic() - slowest.began < YOUNG_S:
                 return None
-            slowest.stop_deadline()
+            slowest.cancel_login_deadline()
             slowest.close("too many clients log in at once, and this one took the longest")
 
         def close_at_deadline() -> None:
-            pending.stop_deadline()
+            pending.cancel_login_deadline()
             pending.close(f"not logged in within {timeout_ms} ms (login.timeout.ms)")
 
         pending = PendingLogin(self, self._loop.call_later(timeout_ms / 1000, close_at_deadline), close)
@@ -131,7 +131,7 @@ class PendingLogins:
     def close(self) -> None:
         """Close all connections that are not authenticated yet, and stop the threads."""
         for client in [*self._clients]:
-            client.stop_deadline()
+            client.cancel_login_deadline()
             client.close("the broker ends")
         for threads in self._threads.values():
             threads.shutdown(wait=False, cancel_futures=True)
@@ -154,7 +154,7 @@ _REASONS = {
 _TLS_HANDSHAKE, _TLS_MAJOR = 0x16, 0x03
 
 
-def failure_text(error: ssl.SSLError) -> str:
+def handshake_failure_text(error: ssl.SSLError) -> str:
     """Return why a handshake has failed, in an operator's words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the client's certificate is not accepted: {error.verify_message}"
@@ -212,7 +212,7 @@ class TlsHandshake:
             return
         if not self._received and not (data[0] == _TLS_HANDSHAKE and (len(data) < 2 or data[1] == _TLS_MAJOR)):
             with contextlib.suppress(OSError):
-                self._transport.refuse_plain()
+                self._transport.refuse_plaintext_client()
             self._end(_REASONS["WRONG_VERSION_NUMBER"])
             return
         self._received = True
@@ -234,7 +234,7 @@ class TlsHandshake:
                 self._report("", succeeded=False)
             with contextlib.suppress(OSError):
                 self._transport.send_encrypted()  # the alert that tells the client
-            self._end(f"TLS handshake failed: {failure_text(error)}")
+            self._end(f"TLS handshake failed: {handshake_failure_text(error)}")
             return
         assert self._pending is not None
         self._pending.waits = True
@@ -279,7 +279,7 @@ class TlsHandshake:
         self._loop.remove_reader(self._transport.fd)
         self._loop.remove_writer(self._transport.fd)
         if self._pending is not None:
-            self._pending.stop_deadline()
+            self._pending.cancel_login_deadline()
         host, port = self._transport.peer
         if why and self._logins.notices.is_new(host, why):
             log.warning(

@@ -66,7 +66,7 @@ def _elements(data: bytes) -> list[_Element]:
     return found
 
 
-def subject_name(certificate: bytes) -> str:
+def certificate_subject(certificate: bytes) -> str:
     """Return the subject of a DER certificate, such as `CN=client,OU=team,O=example`.
 
     Raises:

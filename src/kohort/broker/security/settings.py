@@ -177,7 +177,7 @@ SECRET = frozenset(RELOADABLE) - {
 """The names of reloadable settings whose values are never shown; in Kafka their type is PASSWORD."""
 
 
-def reloadable(key: str) -> tuple[str, str] | None:
+def reloadable_tls_setting(key: str) -> tuple[str, str] | None:
     """Split the name of a listener's TLS setting that requests may change: listener in lower case, setting.
 
     None for every other name.
@@ -198,7 +198,7 @@ def security_names() -> frozenset[str]:
     return frozenset((*settings(SecurityConfig), INSECURE))
 
 
-def is_security(key: str) -> bool:
+def is_security_setting(key: str) -> bool:
     """Return whether a property belongs to a listener's security, with or without the listener's prefix."""
     if key in security_names():
         return True

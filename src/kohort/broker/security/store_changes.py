@@ -13,7 +13,7 @@ from kohort.broker.security.tls import LoadedStores, ServerTls
 from kohort.errors import InvalidInputError, TimedOutError
 
 
-class StoreChanges:
+class TlsStoreChanges:
     """The key stores and trust stores of TLS listeners that one request to alter configs changes.
 
     Attributes:
@@ -27,7 +27,7 @@ class StoreChanges:
         self.wanted: dict[str, Mapping[str, str]] = {}
         self._loaded: dict[str, LoadedStores | InvalidInputError] = {}
 
-    def want_stores(self, stores: Mapping[str, Mapping[str, str]]) -> None:
+    def add_wanted_stores(self, stores: Mapping[str, Mapping[str, str]]) -> None:
         """Add new key store and trust store settings, by listener."""
         self.wanted.update(stores)
 
@@ -45,7 +45,9 @@ class StoreChanges:
             except (OSError, ValueError) as error:
                 self._loaded[name] = InvalidInputError(f"listener {name}: its stores can't be loaded: {error}")
 
-    def check_stores(self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]) -> None:
+    def check_loaded_stores(
+        self, before: Mapping[str, Mapping[str, str]], after: Mapping[str, Mapping[str, str]]
+    ) -> None:
         """Check that this request's stores are loaded, and that no other request has changed stores meanwhile.
 
         `before` and `after` are the store settings of all listeners, now and after the change.

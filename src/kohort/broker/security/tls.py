@@ -16,13 +16,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, cast
 
-from kohort.broker.security.principals import PrincipalMapping, subject_name
+from kohort.broker.security.principals import PrincipalMapping, certificate_subject
 from kohort.broker.security.settings import SecurityConfig
 from kohort.broker.transport import MORE_FOLLOWS, LogSlice, ipv4_of_mapped
 from kohort.errors import InvalidInputError
-from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
+from kohort.io.key_stores import KeyStore, load_certificate_and_key, trusted_certificates
 from kohort.io.server_certificates import pem_problem
-from kohort.io.tls_records import RecordCounter, SilentRecords
+from kohort.io.tls_records import EmptyTlsRecords, TlsRecordCounter
 from kohort.settings.config import parse_value, settings
 from kohort.wire.schema import Buffer
 
@@ -65,7 +65,7 @@ def tls_server_context(config: SecurityConfig) -> ssl.SSLContext:
         config.key_password,
     )
     try:
-        load_identity(context, store)
+        load_certificate_and_key(context, store)
     except (OSError, ssl.SSLError) as error:
         place = config.keystore_location or "ssl.keystore.key"
         raise InvalidInputError(f"can't load the key and certificate of {place}: {pem_problem(error)}") from None
@@ -198,7 +198,7 @@ class ServerTls:
         """
         if certificate is None:
             return None
-        subject = subject_name(certificate)
+        subject = certificate_subject(certificate)
         user = self._mapping.name(subject)
         if user is None:
             raise ValueError(f"no rule of ssl.principal.mapping.rules matches {subject}")
@@ -255,8 +255,8 @@ class TlsTransport:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")
         self._chunk_bytes = 0
-        self._records = RecordCounter()
-        self._silent = SilentRecords()
+        self._records = TlsRecordCounter()
+        self._silent = EmptyTlsRecords()
 
     # -- handshake
 
@@ -285,7 +285,7 @@ class TlsTransport:
             return False
         return True
 
-    def refuse_plain(self) -> None:
+    def refuse_plaintext_client(self) -> None:
         """Send the start of a TLS alert, by which kohort's client learns that this listener requires TLS.
 
         Raises:
@@ -353,7 +353,7 @@ class TlsTransport:
                 if not size:
                     return count or -1
                 count += size
-                self._silent.uncount_carried(size)
+                self._silent.credit_data(size)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
@@ -379,7 +379,7 @@ class TlsTransport:
 
         return self._send_all(sum(map(len, views)), chunk_at, MORE_FOLLOWS if more else 0)
 
-    def send_slice(self, part: LogSlice, count: int, /) -> int:
+    def send_log_slice(self, part: LogSlice, count: int, /) -> int:
         """Read, encrypt and send up to `count` bytes of a log file; return how many have left."""
 
         def chunk_at(start: int) -> Iterator[Buffer]:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from kohort.broker.framing import BadFrame, ForeignProtocol, Frame, Frames
+from kohort.broker.framing import BadFrame, Frame, Frames, WrongSecurityProtocol
 from kohort.broker.purgatory import WaitingFetch
 from kohort.broker.security.listener_socket import ListenerSocket
 from kohort.broker.security.login import SaslLogin
@@ -79,7 +79,7 @@ class ClientSession:
         self.process = process[: NAME_MAX_LENGTH + 1]
 
     @property
-    def is_own(self) -> bool:
+    def is_kohort_client(self) -> bool:
         """Whether the client is one of kohort's own clients."""
         return self.software is not None and self.software[0] == OWN_SOFTWARE
 
@@ -192,7 +192,7 @@ class OutgoingBytes:
         first = self._parts[0]
         if isinstance(first, LogSlice):
             offered = min(len(first), SENDFILE_BYTES)
-            sent = self._transport.send_slice(first, offered)
+            sent = self._transport.send_log_slice(first, offered)
             if sent == 0:
                 raise OSError("a log file is shorter than it was")
         else:
@@ -266,10 +266,10 @@ class Handler(Protocol):
     def on_closed(self, connection: Connection) -> None:
         """Handle the event that a connection has closed."""
 
-    def send_soon(self, connection: Connection) -> None:
+    def schedule_flush(self, connection: Connection) -> None:
         """Schedule a `flush` of a connection that has responses to send."""
 
-    def is_new_problem(self, connection: Connection, why: str) -> bool:
+    def should_log_problem(self, connection: Connection, why: str) -> bool:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
 
     @property
@@ -384,7 +384,7 @@ class Connection:
 
     def _end_for(self, error: BadFrame) -> None:
         """Log that a client sent invalid bytes, send the completed responses, and close the connection."""
-        if not isinstance(error, ForeignProtocol) or self._handler.is_new_problem(self, str(error)):
+        if not isinstance(error, WrongSecurityProtocol) or self._handler.should_log_problem(self, str(error)):
             log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
         self.finish()
 
@@ -454,7 +454,7 @@ class Connection:
                 return
         self.last_active = now
         if self._frames.kept:  # from a frame on whose size was invalid when the earlier ones were cut
-            self._handle_frames(self._frames.take_kept())
+            self._handle_frames(self._frames.take_unsplit_bytes())
 
     def _put_back(self, frames: Iterator[Frame]) -> None:
         """Keep the frames that can't be handled now for later, and stop reading."""
@@ -465,7 +465,7 @@ class Connection:
     def _count_unfinished(self) -> None:
         """Count the bytes of incomplete requests toward the bound of all connections, which may close this one."""
         self._begun = self._frames.begun + len(self._frames.kept)
-        self._handler.unfinished.hold_bytes(self, self._begun)
+        self._handler.unfinished.set_held_bytes(self, self._begun)
 
     def _stays_full(self) -> bool:
         """Send completed responses; return whether the connection still has no room for another request."""
@@ -481,20 +481,20 @@ class Connection:
         """Return the bytes of completed responses that wait for an earlier one, such as a fetch that waits for data."""
         return sum([len(part) for answer in self.pending if answer.parts for part in answer.parts])
 
-    def retain_bytes(self, size: int) -> None:
+    def count_retained_bytes(self, size: int) -> None:
         """Count `size` bytes of waiting requests toward the connection's limit; a negative size releases them."""
         self._held += size
         self._resume_if_room()
 
     def suspend(self) -> None:
         """Handle no further request until `unsuspend`: a login is being checked."""
-        self.retain_bytes(self._flow.bytes_max)
+        self.count_retained_bytes(self._flow.bytes_max)
 
     def unsuspend(self) -> None:
         """Handle requests again, also those that came in the meantime."""
-        self.retain_bytes(-self._flow.bytes_max)
+        self.count_retained_bytes(-self._flow.bytes_max)
 
-    def read_ahead(self) -> None:
+    def handle_received_bytes(self) -> None:
         """Handle bytes that the transport received during the TLS handshake, before this object existed."""
         if not self.closed:
             self._on_readable()
@@ -541,7 +541,7 @@ class Connection:
         if self.closed:
             return
         try:
-            self._handle_frames(self._frames.take_kept())
+            self._handle_frames(self._frames.take_unsplit_bytes())
         except BadFrame as error:
             self._end_for(error)
         self._resume_reading()
@@ -569,7 +569,7 @@ class Connection:
             return
         if not self.dirty and not self.corked and self.pending and self.pending[0] is answer:
             self.dirty = True
-            self._handler.send_soon(self)
+            self._handler.schedule_flush(self)
 
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
@@ -596,7 +596,7 @@ class Connection:
             if outgoing.size:
                 self._send()
         elif ready:
-            self._handler.unsent.hold_bytes(self, outgoing.memory)
+            self._handler.unsent.set_held_bytes(self, outgoing.memory)
         self._resume_if_room()
 
     def _send(self) -> None:
@@ -609,12 +609,12 @@ class Connection:
             if self._writing:
                 self._writing = False
                 self._loop.remove_writer(self.fd)
-                self._handler.unsent.hold_bytes(self, 0)
+                self._handler.unsent.set_held_bytes(self, 0)
         else:
             if not self._writing:
                 self._writing = True
                 self._loop.add_writer(self.fd, self._on_writable)
-            self._handler.unsent.hold_bytes(self, self._outgoing.memory)
+            self._handler.unsent.set_held_bytes(self, self._outgoing.memory)
 
     def _on_writable(self) -> None:
         if not self.closed:
@@ -634,7 +634,7 @@ class Connection:
         self._frames.discard_incomplete()
         if self._unmuting is not None:
             self._unmuting.cancel()
-        self._handler.unfinished.hold_bytes(self, 0)
-        self._handler.unsent.hold_bytes(self, 0)
+        self._handler.unfinished.set_held_bytes(self, 0)
+        self._handler.unsent.set_held_bytes(self, 0)
         self._transport.close()
         self._handler.on_closed(self)

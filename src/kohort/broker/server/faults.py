@@ -53,7 +53,7 @@ class FaultSubject(Protocol):
         """Return response bytes that the client can't decode, to test how it handles them."""
 
 
-class Refusable(FaultSubject, Protocol):
+class RefusableRequest(FaultSubject, Protocol):
     """A request or push request that a fault rule can answer with an error code."""
 
     def fail(self, error: ErrorCode, why: str) -> None: ...
@@ -106,7 +106,7 @@ class Faults:
         rule = self._rules.get(number)
         return rule.hits if rule else 0
 
-    def unhit_reason(self, number: int) -> str:
+    def missing_hits_reason(self, number: int) -> str:
         """Return why a fault rule has matched fewer requests than a test expects, for its error message."""
         rule = self._rules.get(number)
         if rule is None:
@@ -120,7 +120,7 @@ class Faults:
             reasons.append(f"an earlier fault took {count}")
         return "; ".join(reasons) or ("no other such request came" if rule.hits else "no such request came")
 
-    def when_hit(self, number: int, times: int, then: Callable[[], None]) -> None:
+    def call_when_hit(self, number: int, times: int, then: Callable[[], None]) -> None:
         """Call `then` once the rule has matched this many requests."""
         self._watchers.append((number, times, then))
         self._notify_watchers()
@@ -146,7 +146,7 @@ class Faults:
         for number in list(self._rules):
             self.remove(number)
 
-    def on_request(self, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
+    def on_request(self, request: Request[Message] | RefusableRequest, run: Callable[[], None]) -> bool:
         """Apply the rules to a request.
 
         Returns:
@@ -169,7 +169,7 @@ class Faults:
             return taken
         return False
 
-    def _act(self, rule: _Rule, request: Request[Message] | Refusable, run: Callable[[], None]) -> bool:
+    def _act(self, rule: _Rule, request: Request[Message] | RefusableRequest, run: Callable[[], None]) -> bool:
         fault = rule.fault
         match fault.action:
             case "fail":
@@ -217,7 +217,7 @@ class Faults:
                 then()
 
 
-def _fail(request: Request[Message] | Refusable, error: ErrorCode) -> None:
+def _fail(request: Request[Message] | RefusableRequest, error: ErrorCode) -> None:
     why = "injected fault"
     if isinstance(request, Request):
         request.reply(error_response(request, error, why))

@@ -92,7 +92,7 @@ class ByteBudget:
         self._sizes: dict[ByteHolder, int] = {}
         self._since: dict[ByteHolder, float] = {}  # in the order in which they began
 
-    def hold_bytes(self, holder: ByteHolder, size: int) -> None:
+    def set_held_bytes(self, holder: ByteHolder, size: int) -> None:
         """Set how many bytes a connection holds; 0: none. Closes the oldest holders while the limit is exceeded."""
         self.used += size - self._sizes.pop(holder, 0)
         if size == 0:
@@ -103,7 +103,7 @@ class ByteBudget:
         while self.used > self.limit:
             self._shed()
 
-    def holding_since(self) -> Iterator[tuple[ByteHolder, float]]:
+    def holders_by_age(self) -> Iterator[tuple[ByteHolder, float]]:
         """Yield each connection that holds bytes, with the time since when it has held some, the oldest first."""
         return iter(self._since.items())
 
@@ -121,4 +121,4 @@ class ByteBudget:
         )
         holder.close()
         if holder in self._sizes:  # it was closed already
-            self.hold_bytes(holder, 0)
+            self.set_held_bytes(holder, 0)

@@ -49,7 +49,7 @@ class DescriptorShares(NamedTuple):
     connections: int
 
 
-def open_file_limit() -> int:
+def raise_open_file_limit() -> int:
     """Raise the process's limit of open files to the allowed maximum, and return it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in (hard, MACOS_FILES_MAX):
@@ -270,7 +270,7 @@ class Server:
         """Open a connection whose TLS handshake is complete."""
         self._handshaking -= 1
         connection = self._open(transport, listener, user, pending)
-        self._loop.call_soon(connection.read_ahead)
+        self._loop.call_soon(connection.handle_received_bytes)
 
     def _on_handshake_failed(self, host: str) -> None:
         """Remove a connection whose TLS handshake has failed from the counts of open connections."""
@@ -295,14 +295,14 @@ class Server:
         if listener.sasl is not None:
             self._let_log_in(connection, listener.sasl, listener, pending)
         elif pending is not None:
-            pending.stop_deadline()
+            pending.cancel_login_deadline()
         return connection
 
     def _let_log_in(
         self, connection: Connection, sasl: SaslServer, listener: ListenerSocket, pending: PendingLogin | None
     ) -> None:
         def close_unauthenticated(why: str) -> None:
-            if self.is_new_problem(connection, why):
+            if self.should_log_problem(connection, why):
                 log.warning(
                     "[listener %s] closing the connection from %s: login failed: %s",
                     listener.name,
@@ -319,7 +319,7 @@ class Server:
         pending.close = close_unauthenticated
         connection.client.login = sasl.begin(connection, self.on_frame, pending)
 
-    def is_new_problem(self, connection: Connection, why: str) -> bool:
+    def should_log_problem(self, connection: Connection, why: str) -> bool:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
         return self.logins.notices.is_new(connection.client.host, why)
 
@@ -351,7 +351,7 @@ class Server:
         else:
             self._by_host.pop(host, None)
 
-    def send_soon(self, connection: Connection) -> None:
+    def schedule_flush(self, connection: Connection) -> None:
         """Send a connection's completed responses in the loop's next iteration, with those of other connections."""
         if not self._dirty:
             self._loop.call_soon(self._flush)
@@ -379,7 +379,7 @@ class Server:
                 )
                 connection.close()
         stopped = now - UNFINISHED_S
-        for holder, since in list(self.unfinished.holding_since()):
+        for holder, since in list(self.unfinished.holders_by_age()):
             if since < stopped and holder.last_active < stopped and holder.is_reading:
                 log.info(
                     "closing the connection from %s: its request is incomplete, and no more bytes of it came for %.0f "

@@ -164,7 +164,7 @@ class RequestMeter(Protocol):
     def stop_measuring(self) -> None:
         """Stop the measurement of a request whose response comes later."""
 
-    def finish_request(self, request: Request[Message], message: Message | None) -> None:
+    def apply_throttle_time(self, request: Request[Message], message: Message | None) -> None:
         """Write the throttle time into the response, and stop reading from the connection for that time."""
 
 
@@ -237,7 +237,7 @@ class Request(Generic[M_co]):
         return self.parts is not None or self.connection.closed
 
     @property
-    def is_alone(self) -> bool:
+    def is_only_waiting_request(self) -> bool:
         """Whether this is the connection's only request that waits for a response."""
         return len(self.connection.pending) <= 1
 
@@ -269,7 +269,7 @@ class Request(Generic[M_co]):
         if self.connection.closed:
             return
         if self.meter is not None:
-            self.meter.finish_request(self, message)
+            self.meter.apply_throttle_time(self, message)
         parts: Parts
         try:
             if self.key == FETCH:
@@ -285,7 +285,7 @@ class Request(Generic[M_co]):
         self.send(parts)
 
     @property
-    def takes_encoded(self) -> bool:
+    def accepts_encoded_response(self) -> bool:
         """Whether a cached, encoded response may be sent: no quota changes it, and no callback reads it."""
         return self.meter is None and self.on_answer is None
 
@@ -306,5 +306,5 @@ class Request(Generic[M_co]):
     def send_no_response(self) -> None:
         """Send no response (acks=0)."""
         if self.meter is not None:
-            self.meter.finish_request(self, None)
+            self.meter.apply_throttle_time(self, None)
         self.send([])

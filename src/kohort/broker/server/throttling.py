@@ -31,7 +31,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, entity_key
+from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, quota_entity_key
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, RetriableError
@@ -70,7 +70,7 @@ class WindowedRate:
             samples.append([now_ms, 0.0])
         samples[-1][1] += value
 
-    def excess_ms(self, limit: float, now_ms: float) -> float:
+    def wait_ms_below_limit(self, limit: float, now_ms: float) -> float:
         """Return the time in ms until the rate has fallen to `limit` per second; 0: it is not above."""
         samples = self._samples
         while samples and now_ms - samples[0][0] >= self._count * self._window_ms:
@@ -98,11 +98,11 @@ class MutationBucket:
         self._left: float | None = None
         self._filled_ms = 0.0
 
-    def take_out(self, count: int, rate: float, now_ms: float) -> None:
+    def take_tokens(self, count: int, rate: float, now_ms: float) -> None:
         """Take as many tokens out of the bucket as a request creates or deletes partitions."""
         self._left = self._fill(rate, now_ms) - count
 
-    def debt_ms(self, rate: float, now_ms: float) -> float:
+    def refill_wait_ms(self, rate: float, now_ms: float) -> float:
         """Return the time in ms until the bucket is no longer below 0."""
         return max(0.0, -self._fill(rate, now_ms) / rate * 1000)
 
@@ -129,7 +129,7 @@ class RequestQuotaMeter:
         self._used_s: float | None = None
         self.throttle_ms = 0.0
 
-    def count_value(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
+    def charge_quota(self, quota: str, value: float, most_ms: float = THROTTLE_MS_MAX) -> float:
         """Record bytes or time toward one quota, and return the throttle time in ms.
 
         The response has the longest of these times, each cut to `most_ms`.
@@ -160,8 +160,8 @@ class RequestQuotaMeter:
         Raises:
             RetriableError: the client has used up its quota; nothing is recorded, and the response names the time.
         """
-        debt_ms, refused = self._throttling.change_partitions(self._user, self._client_id, count, knows_error)
-        self.throttle_ms = max(self.throttle_ms, debt_ms)
+        refill_wait_ms, refused = self._throttling.change_partitions(self._user, self._client_id, count, knows_error)
+        self.throttle_ms = max(self.throttle_ms, refill_wait_ms)
         if refused:
             raise RetriableError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
 
@@ -174,14 +174,14 @@ class RequestQuotaMeter:
         if self._used_s is None:
             self._used_s = time.perf_counter() - self._began
 
-    def finish_request(self, request: Request[Message], message: Message | None) -> None:
+    def apply_throttle_time(self, request: Request[Message], message: Message | None) -> None:
         """Write the throttle time into the response, and stop reading from the connection for that time.
 
         `message` is None if there is no response, or one without such a field in this place.
         """
         self.stop_measuring()
         assert self._used_s is not None
-        self.count_value(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
+        self.charge_quota(PERCENTAGE, 100 * self._used_s, self._throttling.window_ms)
         throttle_ms = min(int(self.throttle_ms), THROTTLE_MS_MAX)
         if throttle_ms <= 0:
             return
@@ -236,7 +236,7 @@ class Throttling:
         """Begin to measure a request of `size` bytes toward the client's quotas."""
         meter = RequestQuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
-            meter.count_value(PRODUCER, size)
+            meter.charge_quota(PRODUCER, size)
         return meter
 
     def record(self, quota: str, user: str, client_id: str, value: float) -> float:
@@ -269,23 +269,23 @@ class Throttling:
             self._buckets.move_to_end(scope)
         now_ms = 1000 * self._clock()
         if knows_error:
-            debt_ms = bucket.debt_ms(limit, now_ms)
-            if not debt_ms:
-                bucket.take_out(count, limit, now_ms)
-            return debt_ms, debt_ms > 0
-        bucket.take_out(count, limit, now_ms)
-        return bucket.debt_ms(limit, now_ms), False
+            refill_wait_ms = bucket.refill_wait_ms(limit, now_ms)
+            if not refill_wait_ms:
+                bucket.take_tokens(count, limit, now_ms)
+            return refill_wait_ms, refill_wait_ms > 0
+        bucket.take_tokens(count, limit, now_ms)
+        return bucket.refill_wait_ms(limit, now_ms), False
 
     def fetch_bytes_max(self, user: str, client_id: str, asked: int) -> int:
         """Return the most bytes of one fetch of a client."""
         found = self._limit(CONSUMER, user, client_id)
         return asked if found is None else min(asked, int(found[1] * (self._windows - 1) * self.window_ms / 1000))
 
-    def connection_ms(self, host: str) -> float:
+    def connection_throttle_ms(self, host: str) -> float:
         """Count a new connection of an address; return for how long to throttle it, 0: accept it."""
         quotas = self._quotas.all()
         for name in (host, None):
-            limit = quotas.get(entity_key((IP, name)), {}).get(CONNECTIONS)
+            limit = quotas.get(quota_entity_key((IP, name)), {}).get(CONNECTIONS)
             if limit is None:
                 continue
             scope = (CONNECTIONS, host, None)
@@ -305,7 +305,7 @@ class Throttling:
             self._rates.move_to_end(scope)
         now_ms = 1000 * self._clock()
         rate.record(value, now_ms)
-        return rate.excess_ms(limit, now_ms)
+        return rate.wait_ms_below_limit(limit, now_ms)
 
     def _limit(self, quota: str, user: str, client_id: str) -> tuple[Scope, float] | None:
         """Return the scope and limit of the first entity that has the quota; see the module's table."""
@@ -323,11 +323,11 @@ class Throttling:
         quotas = self._quotas.all()
         for name in (user, None):
             for parts in (((USER, name), (CLIENT, client_id)), ((USER, name), (CLIENT, None)), ((USER, name),)):
-                limit = quotas.get(entity_key(*parts), {}).get(quota)
+                limit = quotas.get(quota_entity_key(*parts), {}).get(quota)
                 if limit is not None:
                     return (quota, user, client_id if len(parts) > 1 else None), limit
         for client in (client_id, None):
-            limit = quotas.get(entity_key((CLIENT, client)), {}).get(quota)
+            limit = quotas.get(quota_entity_key((CLIENT, client)), {}).get(quota)
             if limit is not None:
                 return (quota, None, client_id), limit
         return None

@@ -103,20 +103,20 @@ class MarkerWaits:
             transactional_id: the transaction's id.
             ended: called when all markers are written.
             otherwise: called with an error code if the wait fails, perhaps before this method returns: the code
-                that `error_while_waiting` returns.
+                that `pending_markers_error` returns.
         """
         waiting = self._waiting.get(transactional_id, [])
         if transactional_id in self._stuck or len(waiting) >= WAITING_MAX:
-            otherwise(self.error_while_waiting(transactional_id))
+            otherwise(self.pending_markers_error(transactional_id))
             return
         waiting.append(_Wait(time.monotonic(), ended, otherwise))
         self._waiting[transactional_id] = waiting
 
-    def error_while_waiting(self, transactional_id: str) -> ErrorCode:
+    def pending_markers_error(self, transactional_id: str) -> ErrorCode:
         """Return the error code while markers are missing: retriable, unless a retry can't succeed."""
         return ErrorCode.UNKNOWN_SERVER_ERROR if transactional_id in self._stuck else ErrorCode.CONCURRENT_TRANSACTIONS
 
-    def markers_failed(self, transactional_id: str, *, stuck: bool) -> None:
+    def on_markers_failed(self, transactional_id: str, *, stuck: bool) -> None:
         """Handle a failed attempt to write markers: answer the requests that have waited for `WAIT_S` with an error.
 
         If no later attempt of this process can succeed (`stuck`), answer all requests.
@@ -130,7 +130,7 @@ class MarkerWaits:
             self._waiting[transactional_id] = left
         for wait in waiting:
             if wait.since_s <= before_s:
-                wait.otherwise(self.error_while_waiting(transactional_id))
+                wait.otherwise(self.pending_markers_error(transactional_id))
 
     def answer_waiting(self, transactional_id: str) -> None:
         """Answer all requests that wait for a transaction, because all of its markers are written."""
@@ -179,8 +179,10 @@ class Transactions:
 
     def __init__(self, host: TransactionHost) -> None:
         self._host = host
-        older_values = host.config.older_values
-        self._log = TransactionLog(host.store, older_values=older_values, on_append=host.waits.on_append_after_step)
+        serves_older_values = host.config.serves_older_values
+        self._log = TransactionLog(
+            host.store, serves_older_values=serves_older_values, on_append=host.waits.on_append_after_step
+        )
         self._known: dict[str, Transaction] = {}
         self._id_chars = 0
         self._unmarked: dict[str, set[TopicPartition]] = {}
@@ -241,7 +243,7 @@ class Transactions:
 
     # -- beginning
 
-    def init_producer(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
+    def assign_producer_id(self, transactional_id: str, timeout_ms: int, producer: tuple[int, int], done: Done) -> None:
         """Assign a producer id and epoch. An unfinished transaction of an older producer is aborted first.
 
         Args:
@@ -276,7 +278,7 @@ class Transactions:
                 producer = (-1, -1)
             # Else the abort's epoch is the one that the producer gets, as after EndTxn. Source: KAFKA-19367.
         if self._known[transactional_id].status.preparing:
-            again = partial(self.init_producer, transactional_id, timeout_ms, producer, done)
+            again = partial(self.assign_producer_id, transactional_id, timeout_ms, producer, done)
             self._when_ended(transactional_id, again, lambda error: done(error, -1, -1))
             return
         known = self._known[transactional_id]
@@ -340,7 +342,9 @@ class Transactions:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
         return ErrorCode.NONE
 
-    def check_produce(self, transactional_id: str, partition: TopicPartition, records: Buffer, adds: bool) -> None:
+    def check_transactional_produce(
+        self, transactional_id: str, partition: TopicPartition, records: Buffer, adds: bool
+    ) -> None:
         """Check that a producer may write these batches; add the partition if the request's version does so.
 
         Raises:
@@ -375,13 +379,13 @@ class Transactions:
         if known is None and not self.serves(transactional_id):
             return None, ErrorCode.UNKNOWN_SERVER_ERROR
         if known is not None and _is_next_producer(known, producer):
-            return None, self._waits.error_while_waiting(transactional_id)
+            return None, self._waits.pending_markers_error(transactional_id)
         if known is None or known.producer_id != producer[0]:
             return None, ErrorCode.INVALID_PRODUCER_ID_MAPPING
         if known.epoch != producer[1]:
             return None, ErrorCode.PRODUCER_FENCED
         if known.status.preparing:
-            return None, self._waits.error_while_waiting(transactional_id)
+            return None, self._waits.pending_markers_error(transactional_id)
         return known, ErrorCode.NONE
 
     # -- ending
@@ -400,7 +404,7 @@ class Transactions:
         """
         known = self._known.get(transactional_id)
         if known is not None and _is_next_producer(known, producer):
-            done(self._waits.error_while_waiting(transactional_id), -1, -1)
+            done(self._waits.pending_markers_error(transactional_id), -1, -1)
             return
         if known is None or producer[0] < 0 or producer[0] not in (known.producer_id, known.previous_producer_id):
             error = ErrorCode.INVALID_PRODUCER_ID_MAPPING if transactional_id else ErrorCode.INVALID_REQUEST
@@ -425,7 +429,7 @@ class Transactions:
         elif known.status is Status.ONGOING or (new_epoch and not commit and not known.status.preparing):
             self._end_transaction(known, commit, new_epoch, done)
         elif known.status.preparing:
-            done(self._waits.error_while_waiting(transactional_id), -1, -1)
+            done(self._waits.pending_markers_error(transactional_id), -1, -1)
         else:
             done(ErrorCode.INVALID_TXN_STATE, -1, -1)
 
@@ -563,7 +567,7 @@ class Transactions:
         elif transactional_id not in self._retries:
             retry = self._host.loop.call_later(RETRY_S, self._write_markers, transactional_id)
             self._retries[transactional_id] = retry
-        self._waits.markers_failed(transactional_id, stuck=stuck)
+        self._waits.on_markers_failed(transactional_id, stuck=stuck)
 
     def _is_damaged(self, tp: TopicPartition) -> bool:
         """Return whether this is a damaged partition of `__consumer_offsets`, not served until it is repaired."""
@@ -626,7 +630,7 @@ class Transactions:
                 self._retry_markers(transactional_id)
 
         event = TransactionEnded(transaction.producer_id, transaction.epoch, commit, self._host.next_request_id())
-        self._host.groups.ask_at(tp.partition, event, on_marker_written)
+        self._host.groups.ask_shard(tp.partition, event, on_marker_written)
 
     def _complete(self, transaction: Transaction) -> bool:
         """Complete a transaction whose markers are all written."""

@@ -11,11 +11,11 @@ from kohort.broker.shards import java_hash
 from kohort.broker.topics import TRANSACTIONS_TOPIC
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition, by_topic
-from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, Survey, checked_batches, log_truncation
+from kohort.journal.checked import UNREADABLE, WHAT_TO_DO, DamageSurvey, checked_batches, log_truncated_names
 from kohort.log import LogDamage, LogStore, PartitionLog
 from kohort.wire.batch import BatchHeader, BatchRecord, build_batch
 from kohort.wire.journal import TransactionLogKey, TransactionLogValue
-from kohort.wire.records import read_pairs
+from kohort.wire.records import iter_key_values
 
 log = logging.getLogger("kohort.transactions")
 
@@ -99,19 +99,19 @@ class TransactionLog:
         self,
         store: LogStore,
         *,
-        older_values: bool = False,
+        serves_older_values: bool = False,
         on_append: Callable[[PartitionLog, int], None] | None = None,
     ) -> None:
         """Use the partitions of `__transaction_state` in a log store.
 
         Args:
             store: the store.
-            older_values: whether to skip damage; otherwise a damaged partition is not served.
+            serves_older_values: whether to skip damage; otherwise a damaged partition is not served.
             on_append: takes the log and the size in bytes of each append, for clients that read the topic.
         """
         self._store = store
         self._on_append = on_append
-        self._older_values = older_values
+        self._older_values = serves_older_values
         self._refused: set[int] = set()
 
     @property
@@ -152,8 +152,8 @@ class TransactionLog:
         """
         for index in range(self.partitions):
             source = self._partition_log(index)
-            source.flush_due()
-            log_truncation(source, _id_of, "transactional id")
+            source.flush_if_due()
+            log_truncated_names(source, _id_of, "transactional id")
             found: list[tuple[str, Transaction | None]] = []
             if self._read_partition(source, found) or (self._older_values and source.readable):
                 yield from found
@@ -182,7 +182,7 @@ class TransactionLog:
                 except UNREADABLE:
                     whole = False
         if not whole:
-            survey = Survey(source, _read_batch, _id_of, "transactional id")
+            survey = DamageSurvey(source, _read_batch, _id_of, "transactional id")
             for _ in survey.steps():
                 pass
             for sentence in survey.sentences():
@@ -211,7 +211,7 @@ def _read_last_states(source: PartitionLog) -> list[tuple[str, Transaction | Non
             _, header, batch = batch_or_damage
             if header.is_control:
                 continue
-            for key, value, _ in read_pairs(batch, header):
+            for key, value, _ in iter_key_values(batch, header):
                 if key is None:
                     return None
                 last[key] = value
@@ -223,7 +223,7 @@ def _read_last_states(source: PartitionLog) -> list[tuple[str, Transaction | Non
 def _read_batch(header: BatchHeader, batch: memoryview) -> list[tuple[str, Transaction | None]]:
     """Return the transactional ids and states in a batch of the log."""
     try:
-        return [_decode(key, value) for key, value, _ in read_pairs(batch, header)]
+        return [_decode(key, value) for key, value, _ in iter_key_values(batch, header)]
     except ValueError as error:
         raise CorruptDataError(f"no state of a transaction: {error}") from error
 

@@ -14,7 +14,7 @@ from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.io.closing import ClosedOnExit
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 from kohort.settings.config import documents_settings
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Admin(ClosedOnExit):
         InvalidInputError: An unknown setting, or an invalid value.
     """
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         self._client = ThreadClient(client_config(ConnectionConfig, bootstrap_servers, settings))
         self._core = self._client.cluster

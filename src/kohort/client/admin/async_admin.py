@@ -11,7 +11,7 @@ from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 from kohort.settings.config import documents_settings
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class AsyncAdmin:
         (await admin.create_topics([NewTopic("flights", 6)])).all()
     """
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConnectionSettings]) -> None:
         """Make a client on the running loop; it connects with the first call."""
         self._client = AsyncClient(client_config(ConnectionConfig, bootstrap_servers, settings))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.routing import at_controller, broker_time
+from kohort.client.admin.routing import broker_timeout_ms, send_to_controller
 from kohort.client.admin.values import (
     ClusterDescription,
     FeatureDescription,
@@ -68,7 +68,7 @@ async def update_features(
 ) -> Results[str, None]:
     """Set the levels of features: all or none. A lower level than now needs `allow_downgrade`."""
     request = UpdateFeaturesRequest(
-        timeout_ms=broker_time(cluster, timeout_ms),
+        timeout_ms=broker_timeout_ms(cluster, timeout_ms),
         feature_updates=[
             UpdateFeaturesRequest.FeatureUpdateKey(
                 feature=name,
@@ -92,7 +92,7 @@ async def update_features(
                 outcomes[result.feature] = error_for(result.error_code, result.error_message or result.feature)
         return outcomes
 
-    return await at_controller(cluster, list(levels), send_update_features, "update features", timeout_ms)
+    return await send_to_controller(cluster, list(levels), send_update_features, "update features", timeout_ms)
 
 
 async def describe_log_dirs(

@@ -41,7 +41,7 @@ async def describe_configs(
         answer = await cluster.send(message, target, timeout_ms=timeout_ms)
         return {_resource(result): _entries(result) for result in answer.results}
 
-    return await _at_places(cluster, list(resources), send_describe_configs, "describe configs", timeout_ms)
+    return await _ask_config_brokers(cluster, list(resources), send_describe_configs, "describe configs", timeout_ms)
 
 
 async def incremental_alter_configs(
@@ -80,10 +80,12 @@ async def incremental_alter_configs(
             _resource(result): _error_of_result(result) if result.error_code else None for result in answer.responses
         }
 
-    return await _at_places(cluster, list(changes), send_incremental_alter_configs, "alter configs", timeout_ms)
+    return await _ask_config_brokers(
+        cluster, list(changes), send_incremental_alter_configs, "alter configs", timeout_ms
+    )
 
 
-async def _at_places(
+async def _ask_config_brokers(
     cluster: Cluster,
     resources: Sequence[ConfigResource],
     ask: Callable[[Target, list[ConfigResource]], Awaitable[Mapping[ConfigResource, V | KafkaError]]],
@@ -96,7 +98,7 @@ async def _at_places(
     """
     done: dict[ConfigResource, V | KafkaError] = {}
 
-    async def at_places_once() -> None:
+    async def ask_config_brokers_once() -> None:
         places: dict[Target, list[ConfigResource]] = {}
         for resource in resources:
             if resource in done:
@@ -115,7 +117,7 @@ async def _at_places(
         if again is not None:
             raise again
 
-    await cluster.retrying(at_places_once, what, timeout_ms)
+    await cluster.retrying(ask_config_brokers_once, what, timeout_ms)
     return Results.of(done)
 
 

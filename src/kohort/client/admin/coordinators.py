@@ -60,7 +60,7 @@ async def describe_coordinators(
         InvalidInputError: The bootstrap servers are brokers.
         KafkaError: No coordinator answers.
     """
-    nodes = await cluster.group_nodes(timeout_ms)
+    nodes = await cluster.group_coordinator_nodes(timeout_ms)
     if not cluster.connections.apart:
         named = ", ".join(map(str, cluster.bootstrap))
         raise InvalidInputError(f"{named} is no coordinator of kohort's over a Kafka cluster, but a broker")

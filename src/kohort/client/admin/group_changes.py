@@ -72,7 +72,7 @@ def topic_of_option(text: str) -> str:
     return text.partition(":")[0]
 
 
-def chosen_partitions(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
+def parse_partition_options(texts: Iterable[str], there: Mapping[str, list[int]]) -> list[TopicPartition]:
     """Return the partitions that command line options name (`TOPIC` or `TOPIC:0,1`), sorted.
 
     Args:
@@ -264,7 +264,7 @@ class OffsetChange(NamedTuple):
         return {**row, "committed": self.committed, "requested": requested, "new": new, "note": why}
 
 
-def offset_changes(
+def preview_offset_changes(
     admin: Admin,
     names: list[str],
     goal: ResetTarget,
@@ -340,13 +340,13 @@ def _groups_to_set(
             errors[name] = error
             continue
         elif found.values[name].members:
-            errors[name] = has_members_error(name, len(found.values[name].members))
+            errors[name] = group_has_members_error(name, len(found.values[name].members))
             continue
         ready.append(name)
     return ready, errors
 
 
-def has_members_error(group: str, count: int) -> KafkaError:
+def group_has_members_error(group: str, count: int) -> KafkaError:
     """Return the error for a group whose offsets can't be set because it has members."""
     members, them, they = ("member", "it", "it") if count == 1 else ("members", "them", "they")
     return KafkaError(
@@ -359,7 +359,7 @@ def _named_partitions(admin: Admin, topics: Sequence[str]) -> list[TopicPartitio
     for error in topic_errors_with_suggestions(admin, described.errors).values():
         raise error
     found = described.values
-    return chosen_partitions(topics, {name: sorted(info.partitions) for name, info in found.items()})
+    return parse_partition_options(topics, {name: sorted(info.partitions) for name, info in found.items()})
 
 
 # -- Changes that are made: what is known of each afterwards
@@ -369,17 +369,17 @@ class OutcomeUnknownError(KafkaError):
     """Error: a change may have been made or not: its answer was lost, or only a repetition of it was refused."""
 
 
-def was_changed(error: KafkaError | None) -> bool | None:
+def change_was_made(error: KafkaError | None) -> bool | None:
     """Return whether a change with this error was made; None if that is unknown (`OutcomeUnknownError`)."""
     if error is None:
         return True
     return None if isinstance(error, OutcomeUnknownError) else False
 
 
-def set_offsets(
+def set_previewed_offsets(
     admin: Admin, changes: Iterable[OffsetChange]
 ) -> tuple[list[dict[str, Any]], dict[tuple[str, TopicPartition], KafkaError]]:
-    """Commit the offsets of a preview (`offset_changes`) to their groups.
+    """Commit the offsets of a preview (`preview_offset_changes`) to their groups.
 
     Returns:
         A row for each change, whose `done` is None if unknown. And the errors by group and partition, of changes that
@@ -395,7 +395,7 @@ def set_offsets(
     for group, own in by_group.items():
         befell = set_group_offsets(admin, group, {change.key: OffsetAndMetadata(change.target.new) for change in own})
         errors |= {(group, key): error for key, error in befell.items()}
-        done += [{**change.row(), "done": was_changed(befell.get(change.key))} for change in own]
+        done += [{**change.row(), "done": change_was_made(befell.get(change.key))} for change in own]
     return done, errors
 
 
@@ -465,7 +465,7 @@ def _outcome_unknown(error: KafkaError, text: str) -> OutcomeUnknownError:
 # -- Deletions
 
 
-def offset_deletions(admin: Admin, group: str, topics: Sequence[str]) -> list[dict[str, Any]]:
+def preview_offset_deletions(admin: Admin, group: str, topics: Sequence[str]) -> list[dict[str, Any]]:
     """Return a row for each committed offset of a group in topics, or in some of their partitions.
 
     Raises:
@@ -473,7 +473,9 @@ def offset_deletions(admin: Admin, group: str, topics: Sequence[str]) -> list[di
         NotFoundError: there is no such group or partition, or no such offset.
     """
     committed = admin.list_consumer_group_offsets(group).all()
-    partitions = chosen_partitions(topics, {key.topic: partition_numbers(committed, key.topic) for key in committed})
+    partitions = parse_partition_options(
+        topics, {key.topic: partition_numbers(committed, key.topic) for key in committed}
+    )
     rows = [offset_row(group, key, committed_offset(committed, key)) for key in partitions]
     if not rows:
         check_group_exists(admin, group)
@@ -481,7 +483,7 @@ def offset_deletions(admin: Admin, group: str, topics: Sequence[str]) -> list[di
     return rows
 
 
-def group_deletions(admin: Admin, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
+def preview_group_deletions(admin: Admin, names: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, KafkaError]]:
     """Return a row for each group that would be deleted with its offsets, and the errors of the others."""
     found = admin.describe_consumer_groups(names)
     rows = [

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from kohort.client.admin.routing import Attempts, at_coordinators, at_leaders
+from kohort.client.admin.routing import Attempts, at_coordinators, send_to_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
@@ -207,7 +207,9 @@ async def list_offsets(
             for part in topic.partitions
         }
 
-    return PartitionResults.of(await at_leaders(cluster, list(times), send_list_offsets, "list offsets", timeout_ms))
+    return PartitionResults.of(
+        await send_to_leaders(cluster, list(times), send_list_offsets, "list offsets", timeout_ms)
+    )
 
 
 def _moved(topics: Sequence[_Topic]) -> KafkaError | None:

@@ -58,7 +58,7 @@ async def list_groups(
 
     async def list_groups_once() -> list[GroupListing]:
         listings = {}
-        for node in await cluster.group_nodes(timeout_ms):
+        for node in await cluster.group_coordinator_nodes(timeout_ms):
             answer = await cluster.send(request, BrokerById(node))
             if answer.error_code:
                 raise error_for(answer.error_code, f"broker {node} did not list its groups")
@@ -85,12 +85,12 @@ async def describe_consumer_groups(
         return await cluster.send(message, BrokerById(node))
 
     async def send_describe_consumer_groups(node: int, names: list[str]) -> _Described:
-        return await describe_groups_at(send_request, node, names)
+        return await describe_groups_of_coordinator(send_request, node, names)
 
     return await at_coordinators(cluster, list(groups), send_describe_consumer_groups, "describe groups", timeout_ms)
 
 
-async def describe_groups_at(
+async def describe_groups_of_coordinator(
     send: SendRequest, node: int, names: Sequence[str], classic: Collection[str] = (), rebalances: int = 0
 ) -> dict[str, GroupDescription | KafkaError]:
     """Describe groups of one coordinator, in one attempt and at most two requests.
@@ -220,13 +220,13 @@ def _classic_member(
         member.client_id,
         member.client_host,
         member.group_instance_id,
-        assignment_of(bytes(member.member_assignment)) if is_consumer else None,
+        decode_member_assignment(bytes(member.member_assignment)) if is_consumer else None,
         None,
-        subscription_of(bytes(member.member_metadata)) if is_consumer else None,
+        decode_member_topics(bytes(member.member_metadata)) if is_consumer else None,
     )
 
 
-def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
+def decode_member_assignment(data: bytes) -> tuple[TopicPartition, ...] | None:
     """Decode a classic member's assignment to its partitions; None if the bytes have another format than consumers'.
 
     Empty bytes give no partitions: the member has no assignment yet.
@@ -235,7 +235,7 @@ def assignment_of(data: bytes) -> tuple[TopicPartition, ...] | None:
     return None if assignment is None else tuple(sorted(assignment.partitions))
 
 
-def subscription_of(data: bytes) -> tuple[str, ...] | None:
+def decode_member_topics(data: bytes) -> tuple[str, ...] | None:
     """Decode the topics of a classic member's subscription; None if the bytes have another format than consumers'."""
     said = read_subscription(data)
     return None if said is None else tuple(sorted(said.topics))

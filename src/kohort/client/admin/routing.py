@@ -66,7 +66,7 @@ _BROKER_TIME_SHARE = 0.8
 """Share of the call's time that the broker may take; the rest is for the network."""
 
 
-async def at_leaders(
+async def send_to_leaders(
     cluster: Cluster,
     partitions: Sequence[TopicPartition],
     ask: Callable[[int, list[TopicPartition]], Awaitable[Mapping[TopicPartition, V | KafkaError]]],
@@ -80,7 +80,7 @@ async def at_leaders(
     """
     done: dict[TopicPartition, V | KafkaError] = {}
 
-    async def at_leaders_once() -> None:
+    async def send_to_leaders_once() -> None:
         nodes: dict[int, list[TopicPartition]] = {}
         moved: KafkaError | None = None
         wanted = [partition for partition in partitions if partition not in done]
@@ -115,11 +115,11 @@ async def at_leaders(
         if moved is not None:
             raise moved
 
-    await cluster.retrying(at_leaders_once, what, timeout_ms)
+    await cluster.retrying(send_to_leaders_once, what, timeout_ms)
     return done
 
 
-async def at_controller(
+async def send_to_controller(
     cluster: Cluster,
     names: Sequence[K],
     ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | KafkaError]]],
@@ -135,7 +135,7 @@ async def at_controller(
     done: dict[K, V | KafkaError] = {}
     tried = Attempts[K]() if attempts is None else attempts
 
-    async def at_controller_once() -> None:
+    async def send_to_controller_once() -> None:
         moved: KafkaError | None = None
         for name, found in (await ask([name for name in names if name not in done])).items():
             outcome = tried.outcome(name, found)
@@ -147,7 +147,7 @@ async def at_controller(
             cluster.request_metadata()
             raise moved
 
-    await cluster.retrying(at_controller_once, what, timeout_ms)
+    await cluster.retrying(send_to_controller_once, what, timeout_ms)
     return Results.of(done)
 
 
@@ -165,7 +165,7 @@ def error_of_result(result: HasErrorCode, what: str) -> KafkaError:
     return error_for(result.error_code, f"{what}: {said or own}")
 
 
-def broker_time(cluster: Cluster, timeout_ms: float | None) -> int:
+def broker_timeout_ms(cluster: Cluster, timeout_ms: float | None) -> int:
     """Return the timeout to put into a request, in ms: how long the broker may work on it.
 
     That is a share of the call's own limit (None: `request_timeout_ms`); the rest is for the network.

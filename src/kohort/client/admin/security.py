@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from kohort.client.admin.routing import at_controller, error_of_result
+from kohort.client.admin.routing import error_of_result, send_to_controller
 from kohort.client.admin.values import (
     Acl,
     AclFilter,
@@ -102,7 +102,9 @@ async def alter_user_scram_credentials(
             for result in answer.results
         }
 
-    return await at_controller(cluster, users, send_alter_user_scram_credentials, "alter SCRAM credentials", timeout_ms)
+    return await send_to_controller(
+        cluster, users, send_alter_user_scram_credentials, "alter SCRAM credentials", timeout_ms
+    )
 
 
 def _upsertion(credential: ScramCredential) -> AlterUserScramCredentialsRequest.ScramCredentialUpsertion:
@@ -181,7 +183,7 @@ async def alter_client_quotas(
             for entry in answer.entries
         }
 
-    return await at_controller(cluster, list(sorted_changes), send_alter_client_quotas, "alter quotas", timeout_ms)
+    return await send_to_controller(cluster, list(sorted_changes), send_alter_client_quotas, "alter quotas", timeout_ms)
 
 
 def _entity(entry: _Entry) -> QuotaEntity:
@@ -199,7 +201,7 @@ async def describe_acls(
     return sorted(_acl(resource, rule) for resource in found for rule in resource.acls)
 
 
-async def deciding_acls(cluster: Cluster, *, timeout_ms: float) -> list[Acl]:
+async def list_enforceable_acls(cluster: Cluster, *, timeout_ms: float) -> list[Acl]:
     """List all access rules (ACLs), except those for operations or resource types that this version does not know.
 
     Such a rule, made for a later version of Kafka, decides about no request that this version can receive.
@@ -259,7 +261,7 @@ async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: floa
             for acl, result in zip(wanted, answer.results, strict=True)
         }
 
-    return await at_controller(cluster, list(acls), send_create_acls, "create access rules", timeout_ms)
+    return await send_to_controller(cluster, list(acls), send_create_acls, "create access rules", timeout_ms)
 
 
 async def delete_acls(
@@ -289,7 +291,7 @@ async def delete_acls(
         results = zip(wanted, answer.filter_results, strict=True)
         return {acl_filter: _deleted(acl_filter, result) for acl_filter, result in results}
 
-    return await at_controller(cluster, list(filters), send_delete_acls, "delete access rules", timeout_ms)
+    return await send_to_controller(cluster, list(filters), send_delete_acls, "delete access rules", timeout_ms)
 
 
 def _deleted(wanted: AclFilter, result: DeleteAclsResponse.DeleteAclsFilterResult) -> list[Acl] | KafkaError:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.routing import Attempts, at_controller, at_leaders, broker_time, error_of_result
+from kohort.client.admin.routing import (
+    Attempts,
+    broker_timeout_ms,
+    error_of_result,
+    send_to_controller,
+    send_to_leaders,
+)
 from kohort.client.admin.values import (
     CreatedTopic,
     NewTopic,
@@ -52,7 +58,7 @@ async def create_topics(
     def creation_request(names: Sequence[str]) -> CreateTopicsRequest:
         return CreateTopicsRequest(
             topics=[_creatable(topic) for topic in topics if topic.name in names],
-            timeout_ms=broker_time(cluster, timeout_ms),
+            timeout_ms=broker_timeout_ms(cluster, timeout_ms),
             validate_only=validate_only,
         )
 
@@ -68,7 +74,7 @@ async def create_topics(
         answer = await cluster.send(creation_request(names), CONTROLLER, timeout_ms=timeout_ms, leaving=leaving)
         return {result.name: creation_outcome(result) for result in answer.topics}
 
-    return await at_controller(
+    return await send_to_controller(
         cluster, [topic.name for topic in topics], send_create_topics, "create topics", timeout_ms, attempts
     )
 
@@ -100,7 +106,7 @@ async def delete_topics(
         request = DeleteTopicsRequest(
             topic_names=list(names),
             topics=[DeleteTopicsRequest.DeleteTopicState(name=name) for name in names],
-            timeout_ms=broker_time(cluster, timeout_ms),
+            timeout_ms=broker_timeout_ms(cluster, timeout_ms),
         )
         answer = await cluster.send(request, CONTROLLER, timeout_ms=timeout_ms, leaving=attempts.sending(names))
         return {
@@ -108,7 +114,7 @@ async def delete_topics(
             for result in answer.responses
         }
 
-    return await at_controller(cluster, list(topics), send_delete_topics, "delete topics", timeout_ms, attempts)
+    return await send_to_controller(cluster, list(topics), send_delete_topics, "delete topics", timeout_ms, attempts)
 
 
 async def create_partitions(
@@ -123,7 +129,7 @@ async def create_partitions(
                 CreatePartitionsRequest.CreatePartitionsTopic(name=name, count=totals[name], assignments=None)
                 for name in names
             ],
-            timeout_ms=broker_time(cluster, timeout_ms),
+            timeout_ms=broker_timeout_ms(cluster, timeout_ms),
             validate_only=validate_only,
         )
         leaving = None if validate_only else attempts.sending(names)
@@ -133,7 +139,9 @@ async def create_partitions(
             for result in answer.results
         }
 
-    return await at_controller(cluster, list(totals), send_create_partitions, "create partitions", timeout_ms, attempts)
+    return await send_to_controller(
+        cluster, list(totals), send_create_partitions, "create partitions", timeout_ms, attempts
+    )
 
 
 async def delete_records(
@@ -157,7 +165,7 @@ async def delete_records(
             )
             for topic, numbers in by_topic(partitions).items()
         ]
-        request = DeleteRecordsRequest(topics=topics, timeout_ms=broker_time(cluster, timeout_ms))
+        request = DeleteRecordsRequest(topics=topics, timeout_ms=broker_timeout_ms(cluster, timeout_ms))
         answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
         return {
             TopicPartition(topic.name, part.partition_index): error_for(part.error_code, "delete records")
@@ -168,5 +176,5 @@ async def delete_records(
         }
 
     return PartitionResults.of(
-        await at_leaders(cluster, list(before), send_delete_records, "delete records", timeout_ms)
+        await send_to_leaders(cluster, list(before), send_delete_records, "delete records", timeout_ms)
     )

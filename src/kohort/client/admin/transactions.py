@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kohort.client.admin.routing import at_coordinators, at_leaders, error_of_result
+from kohort.client.admin.routing import at_coordinators, error_of_result, send_to_leaders
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,
@@ -198,7 +198,7 @@ async def describe_producers(
 
     chosen = [TopicPartition(*partition) for partition in partitions]
     return PartitionResults.of(
-        await at_leaders(cluster, chosen, send_describe_producers, "describe producers", timeout_ms)
+        await send_to_leaders(cluster, chosen, send_describe_producers, "describe producers", timeout_ms)
     )
 
 
@@ -248,7 +248,7 @@ async def abort_transaction(
         }
 
     chosen = TopicPartition(*partition)
-    outcomes = await at_leaders(cluster, [chosen], send_abort_transaction, "abort transaction", timeout_ms)
+    outcomes = await send_to_leaders(cluster, [chosen], send_abort_transaction, "abort transaction", timeout_ms)
     outcome = outcomes[chosen]
     if outcome is not None:
         raise outcome

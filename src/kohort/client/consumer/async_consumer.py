@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
-from kohort.client.consumer.deserializers import decode_and_prepare, with_schema_registry
+from kohort.client.consumer.deserializers import decode_and_look_up_schemas, with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
-from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, SyncMethods
+from kohort.client.consumer.records import Records, slices_to_arrow
+from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
@@ -24,7 +24,7 @@ from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _DECODE_HERE_BYTES = 64 * 1024
 
 @checks_arguments
 @documents_settings(ConsumerConfig)
-class AsyncConsumer(SyncMethods):
+class AsyncConsumer(NonWaitingMethods):
     """A consumer of topics on the running event loop. Listener methods may be coroutine functions.
 
     async with AsyncConsumer("127.0.0.1:9092", group_id="etl") as consumer:
@@ -50,15 +50,15 @@ class AsyncConsumer(SyncMethods):
 
     config: ConsumerConfig
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer on the running loop; it connects with the first call. Settings are `Consumer`'s."""
         self.config, self._registry = with_schema_registry(
-            client_config(ConsumerConfig, bootstrap_servers, settings), looks_up_before=True
+            client_config(ConsumerConfig, bootstrap_servers, settings), schemas_are_prepared=True
         )
         self._client = AsyncClient(self.config)
         self._core = core = ConsumerCore(self._client.cluster, self.config)
-        self._client.close_when_collected(self, core.leave_without_commit, core.unclosed_text)
+        self._client.close_when_collected(self, core.leave_without_commit, core.unclosed_warning)
         self._limit = None if self.config.max_poll_records < 0 else self.config.max_poll_records
         self._idle = asyncio.Event()  # no task is using this consumer
         self._idle.set()
@@ -93,7 +93,7 @@ class AsyncConsumer(SyncMethods):
 
     async def poll_arrow(self, timeout_ms: float = 1000, max_records: int | None = None) -> pa.RecordBatch | None:
         """Return records as one Arrow batch with the columns of Spark's Kafka source; None on timeout."""
-        return to_batch(await self._poll(max_records, timeout_ms))
+        return slices_to_arrow(await self._poll(max_records, timeout_ms))
 
     async def __aiter__(self) -> AsyncIterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
@@ -101,7 +101,7 @@ class AsyncConsumer(SyncMethods):
             for record in self._core.record_iterator.iterate(await self._poll(self._limit, _ITERATION_POLL_MS)):
                 self._iterating = asyncio.current_task()
                 yield record
-                await self._client.give_turn()
+                await self._client.yield_to_event_loop()
         self._client.raise_failure()
 
     # Offsets.
@@ -227,7 +227,7 @@ class AsyncConsumer(SyncMethods):
         return question(self._core)
 
     async def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
-        await self._client.give_turn()  # before records are taken, which a cancellation would lose
+        await self._client.yield_to_event_loop()  # before records are taken, which a cancellation would lose
         if await self._close_if_asked():
             return []
         try:
@@ -274,7 +274,7 @@ class AsyncConsumer(SyncMethods):
             )
         if isinstance(effect, Decode):
             if self._registry is not None:
-                return await asyncio.to_thread(decode_and_prepare, effect, self._registry)
+                return await asyncio.to_thread(decode_and_look_up_schemas, effect, self._registry)
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:
                 return decode(effect.sets, effect.options)
             return await asyncio.to_thread(decode, effect.sets, effect.options)

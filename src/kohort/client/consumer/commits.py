@@ -14,7 +14,7 @@ from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.client.group.membership import Membership
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Promise, Runtime, Task, logged_kafka_error
-from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, known_ids
+from kohort.client.offsets import GroupIdentity, OffsetAndMetadata, commit_offsets, topic_ids_for_offsets
 from kohort.client.settings import ConsumerConfig
 from kohort.errors import (
     CommitFailedError,
@@ -125,7 +125,7 @@ class Commits:
         self._tail: Task[None] | None = None
         self._queued: list[_QueuedCommit] = []
         self._running: set[Task[None]] = set()
-        cluster.on_fault(lambda _: self._abandon())
+        cluster.add_fault_listener(lambda _: self._abandon())
         self._auto_due_ms = cluster.runtime.now_ms + config.auto_commit_interval_ms
         self._auto: Task[None] | None = None
 
@@ -165,7 +165,7 @@ class Commits:
 
     def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
         """Begin a commit in the background, after all earlier ones."""
-        ids = known_ids(self._cluster, offsets, self._partitions.ids)
+        ids = topic_ids_for_offsets(self._cluster, offsets, self._partitions.ids)
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         turn = _QueuedCommit(self._tail, self._cluster.runtime.now_ms + limit_ms)
         self._queued.append(turn)
@@ -176,7 +176,7 @@ class Commits:
         commit.on_done(lambda _: self._running.discard(commit))
         return commit
 
-    def commit_if_due(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
+    def auto_commit_if_due(self, positions: Callable[[], Mapping[TopicPartition, FetchPosition]]) -> None:
         """Commit positions in the background, if the auto commit interval is over.
 
         The positions must have moved or `RECOMMIT_MS` have passed, and the last auto commit must be complete.
@@ -191,14 +191,14 @@ class Commits:
             return
         self._auto = self._commit_due(positions()) or self._auto
 
-    def next_auto_ms(self) -> float:
+    def next_auto_commit_ms(self) -> float:
         """Return the time of the next auto commit, in ms; while one is in flight, an interval from now."""
         if self._config.group_id is None:
             return float("inf")
         under_way = self._auto is not None and not self._auto.done
         return self._cluster.runtime.now_ms + self._config.auto_commit_interval_ms if under_way else self._auto_due_ms
 
-    def commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
+    def auto_commit_released(self, positions: Mapping[TopicPartition, FetchPosition]) -> None:
         """Commit in the background, with auto commit, the uncommitted positions of partitions no longer assigned."""
         if self._config.enable_auto_commit and self._config.group_id is not None:
             self._commit_due(positions)
@@ -221,9 +221,9 @@ class Commits:
         If they were sent later, they would carry the member's next generation, when others may own the partitions.
         """
         if self._tail is not None and await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms) is None:
-            self.abandon_queued()
+            self.fail_queued_commits()
 
-    def abandon_queued(self) -> None:
+    def fail_queued_commits(self) -> None:
         """Fail the commits that were not sent yet, because their partitions are revoked."""
         for turn in self._queued:
             turn.given_up = True
@@ -287,7 +287,9 @@ class Commits:
         return member
 
 
-def run_callback(callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]) -> None:
+def run_commit_callback(
+    callback: OnCommit, offsets: dict[TopicPartition, OffsetAndMetadata], done: Promise[None]
+) -> None:
     """Call the application's commit callback; log its exception, which must not end the client's thread."""
     error = done.error
     failure = logged_kafka_error("commit", error) if isinstance(error, Exception) else None

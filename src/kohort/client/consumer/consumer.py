@@ -14,18 +14,18 @@ from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import with_schema_registry
 from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import Slice
-from kohort.client.consumer.records import Records, to_batch
-from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, SyncMethods
-from kohort.client.lookups import Lookups
+from kohort.client.consumer.records import Records, slices_to_arrow
+from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
+from kohort.client.lookups import LookupMethods
 from kohort.client.net.facades import blocking
-from kohort.client.net.thread_driver import ThreadClient, for_application
+from kohort.client.net.thread_driver import ThreadClient, copy_for_application
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.io.signal_delay import SignalDelay
-from kohort.settings.arguments import checked_call, checks_arguments
+from kohort.settings.arguments import check_call_arguments, checks_arguments
 from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _ITERATION_POLL_MS = 60_000
 
 @checks_arguments
 @documents_settings(ConsumerConfig)
-class Consumer(Lookups, SyncMethods):
+class Consumer(LookupMethods, NonWaitingMethods):
     """A consumer of topics, as a group member or with partitions assigned by hand.
 
         with Consumer("127.0.0.1:9092", group_id="etl", auto_offset_reset="earliest") as consumer:
@@ -62,7 +62,7 @@ class Consumer(Lookups, SyncMethods):
 
     _core: ConsumerCore
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ConsumerSettings]) -> None:
         """Make a consumer, which connects with the first call.
 
@@ -120,7 +120,7 @@ class Consumer(Lookups, SyncMethods):
             timeout_ms: Limit for the first record.
             max_records: None: those of one fetch, within `fetch_max_bytes`.
         """
-        return to_batch(self._poll(max_records, timeout_ms))
+        return slices_to_arrow(self._poll(max_records, timeout_ms))
 
     def __iter__(self) -> Iterator[Record]:
         """Yield records until the consumer is closed. The position follows the record that was yielded last."""
@@ -178,7 +178,7 @@ class Consumer(Lookups, SyncMethods):
         self._close(timeout_ms, unfinished=self._core.record_iterator.giving)
 
     def _close(self, timeout_ms: float | None, *, unfinished: bool) -> None:
-        if self._client.closed or self._client.is_of_another_process():
+        if self._client.closed or self._client.was_made_before_fork():
             return
         # In a method of this consumer, which a signal handler has interrupted or which calls a listener or callback.
         if self._user_thread == threading.get_ident() or self._client.is_own_thread():
@@ -192,7 +192,7 @@ class Consumer(Lookups, SyncMethods):
         try:
             self._carry_out(self._core.close(timeout_ms, unfinished=unfinished or interrupted))
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_for_application(error)  # noqa: B904 - a copy of the error
         finally:
             self._leave()
             self._client.close(until_s)
@@ -265,7 +265,7 @@ class Consumer(Lookups, SyncMethods):
             return self._poll_once(limit, timeout_ms)
         except BaseException:
             with self._client.lock:
-                self._core.take_back()
+                self._core.refetch_unread_records()
             raise
         finally:
             self._core.taken = []  # the application alone keeps their memory
@@ -276,7 +276,7 @@ class Consumer(Lookups, SyncMethods):
         if limit is not None:
             self._enter()
             try:
-                taken = self._run_action(lambda core: core.poll_now(limit), sends=True)
+                taken = self._run_action(lambda core: core.poll_without_waiting(limit), sends=True)
             finally:
                 self._leave()
             if taken:
@@ -299,7 +299,7 @@ class Consumer(Lookups, SyncMethods):
         try:
             return self._carry_out(script)
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_for_application(error)  # noqa: B904 - a copy of the error
         finally:
             if not nested:
                 self._leave()

@@ -18,7 +18,7 @@ from kohort.client.consumer.commits import (
     CloseDeadline,
     Commits,
     OnCommit,
-    run_callback,
+    run_commit_callback,
 )
 from kohort.client.consumer.effects import Await, CallUser, Decode, Script, WaitUntil
 from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice, position_at
@@ -30,7 +30,7 @@ from kohort.client.group import join_group
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import NO_TOPIC_ID, Metadata
-from kohort.client.net.topic_existence import MissingTopics, check_topic_names
+from kohort.client.net.topic_existence import MissingTopicWarnings, check_topic_names
 from kohort.client.offsets import GroupMetadata, HoldingListener, OffsetAndMetadata, RebalanceListener, Revocation
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import Record
@@ -122,8 +122,11 @@ class RecordIterator:
             self.giving = False
         self.open = {}
 
-    def begin_poll(self, slices: Sequence[Slice]) -> None:
-        """Remember what a poll returns, for `step_back`; if nothing, the last poll's records count as processed."""
+    def record_returned_slices(self, slices: Sequence[Slice]) -> None:
+        """Remember what a poll returns, for `rewind_unfinished_records`.
+
+        If a poll returns nothing, the last poll's records count as processed.
+        """
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -134,7 +137,7 @@ class RecordIterator:
                 start = _position_in(part, part.start)
                 self._returned[part.partition] = _HandedOut(start, end, state.position_version)
 
-    def step_back(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
+    def rewind_unfinished_records(self, committed: Callable[[TopicPartition, int], OffsetAndMetadata | None]) -> None:
         """Set positions back to the current record of the application's loop, else to the start of the last poll.
 
         Records before an offset that the application has committed since then are finished, and stay so.
@@ -192,7 +195,7 @@ class RecordIterator:
         if state is not None and state.position_version == position_version and state.position is not None:
             self._partitions.set_position(partition, state.position)
 
-    def take_back(self) -> None:
+    def refetch_unread_records(self) -> None:
         """End the records of the application's loop `for record in consumer`; those not yielded are fetched again."""
         for partition, position_version in list(self.open.items()):
             self._take_back(partition, position_version)
@@ -230,7 +233,9 @@ class ConsumerCore:
         self.buffer = FetchBuffer(self.partitions)
         self.fetcher = Fetcher(cluster, config, self.partitions, self.buffer, self._changed)
         self.positions = PositionFinder(cluster, config, self.partitions, self.send_due_fetches, self._changed)
-        self.fetcher.on_lost_position(self.positions.reset_out_of_range, self.positions.reset_to_common_position)
+        self.fetcher.set_lost_position_callbacks(
+            self.positions.handle_offset_out_of_range, self.positions.reset_to_common_position
+        )
         self.membership: Membership | None = None
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
@@ -250,9 +255,9 @@ class ConsumerCore:
         self._woken = False
         self._closed = False
         self._close_deadline = CloseDeadline(cluster.runtime)
-        self._missing = MissingTopics(cluster.runtime)
+        self._missing = MissingTopicWarnings(cluster.runtime)
         cluster.auto_create_topics = config.allow_auto_create_topics
-        cluster.on_metadata(self._follow_metadata)
+        cluster.add_metadata_listener(self._follow_metadata)
 
     # Subscription and assignment.
 
@@ -291,9 +296,11 @@ class ConsumerCore:
         check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
         kept = set(wanted)
-        self.commits.commit_released({part: at for part, at in self.partitions.positions().items() if part not in kept})
+        self.commits.auto_commit_released(
+            {part: at for part, at in self.partitions.positions().items() if part not in kept}
+        )
         self.partitions.set_assigned(wanted)
-        self.partitions.store_ids(self.cluster.metadata.topic_id)
+        self.partitions.store_topic_ids(self.cluster.metadata.topic_id)
         self.cluster.auto_create_topics = self.config.allow_auto_create_topics
         self.cluster.want_topics(self, {part.topic for part in wanted})
         self._moved()
@@ -307,7 +314,7 @@ class ConsumerCore:
         self._manual = False
         self.partitions.set_assigned(())
         self.positions.record_topics_seen(())  # a later subscription begins with what there is then
-        self.cluster.drop_interest(self)
+        self.cluster.drop_wanted_topics(self)
         self._moved()
 
     def subscription(self) -> tuple[str, ...]:
@@ -316,7 +323,7 @@ class ConsumerCore:
 
     # Polling.
 
-    def poll_now(self, limit: int) -> list[Slice]:
+    def poll_without_waiting(self, limit: int) -> list[Slice]:
         """Return `limit` decoded records, or none if fewer are ready or an error, rebalance or wakeup comes first."""
         if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
@@ -334,13 +341,13 @@ class ConsumerCore:
     def _return(self, taken: list[Slice]) -> None:
         self.taken = taken
         self.returned += sum(map(len, taken))
-        self.record_iterator.begin_poll(taken if self.config.enable_auto_commit else ())
+        self.record_iterator.record_returned_slices(taken if self.config.enable_auto_commit else ())
 
-    def take_back(self) -> None:
+    def refetch_unread_records(self) -> None:
         """Fetch the records of a poll again that a signal handler's exception ended before the application got them."""
         taken, self.taken = self.taken, []
         if taken:
-            self.record_iterator.begin_poll(())
+            self.record_iterator.record_returned_slices(())
             for part in reversed(taken):  # the first rows of each partition last
                 if self.partitions.get(part.partition) is not None:
                     self.partitions.set_position(part.partition, _position_in(part, part.start))
@@ -349,11 +356,11 @@ class ConsumerCore:
     def _begin_poll(self, limit: int | None) -> None:
         self.polls += 1
         self.fetcher.unbounded = limit is None
-        self.record_iterator.begin_poll(())
+        self.record_iterator.record_returned_slices(())
         if self.membership is not None:
             self.membership.record_poll()
         if self.config.enable_auto_commit:
-            self.commits.commit_if_due(self.partitions.positions)
+            self.commits.auto_commit_if_due(self.partitions.positions)
 
     def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
         """Return records as soon as there are any, at most `limit`; None: those of one fetch.
@@ -363,12 +370,12 @@ class ConsumerCore:
             WakeupError: `wakeup` was called.
         """
         self._check_usable()
-        self.record_iterator.take_back()
+        self.record_iterator.refetch_unread_records()
         self._begin_poll(limit)
         while True:
             self._raise_errors()
             yield from self._follow_group()
-            while self._wants_more(limit) and (fetched := self.fetcher.next_ready()) is not None:
+            while self._wants_more(limit) and (fetched := self.fetcher.take_next_response()) is not None:
                 self.fetcher.send_fetches_if_free()
                 try:
                     decoded = yield Decode(fetched.sets, self._options)
@@ -396,9 +403,9 @@ class ConsumerCore:
         duties = [float("inf")]
         soonest_ms = self.cluster.runtime.now_ms + LEAST_WAIT_MS
         if self.membership is not None:
-            duties.append(self.membership.next_sign_of_poll_ms())
+            duties.append(self.membership.next_record_poll_ms())
         if self.config.enable_auto_commit:
-            duties.append(self.commits.next_auto_ms())
+            duties.append(self.commits.next_auto_commit_ms())
         return max(soonest_ms, min(duties))
 
     def _while_polling(self) -> None:
@@ -406,7 +413,7 @@ class ConsumerCore:
         if self.membership is not None:
             self.membership.record_poll()
         if self.config.enable_auto_commit:
-            self.commits.commit_if_due(self.partitions.positions)
+            self.commits.auto_commit_if_due(self.partitions.positions)
 
     def wakeup(self) -> None:
         """Make the running poll, or the next one, raise WakeupError."""
@@ -425,7 +432,7 @@ class ConsumerCore:
                 "[partition %s] the topic was deleted and recreated: the consumer's position is reset", partition
             )
             self.partitions.forget_position(partition, None)
-        self.partitions.store_ids(metadata.topic_id, again)
+        self.partitions.store_topic_ids(metadata.topic_id, again)
         self.partitions.withhold(set() if self.membership is None else self.membership.recreated_topics())
         if again:
             self._moved()
@@ -443,7 +450,7 @@ class ConsumerCore:
         """
         if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
             return self.buffer.available() < limit
-        return not self.buffer.any_ready()
+        return not self.buffer.has_ready_records()
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
         return lambda: self.news != seen or self._has_news()
@@ -454,14 +461,14 @@ class ConsumerCore:
             or self._group_news()
             or self.positions.error is not None
             or self.fetcher.error is not None
-            or ((bool(self.fetcher.ready) or self.buffer.any_ready()) and self._owns())
+            or ((bool(self.fetcher.ready) or self.buffer.has_ready_records()) and self._owns())
         )
 
     def _owns(self) -> bool:
         return self.membership is None or self.membership.owns
 
     def _keep(self, fetched: CompletedFetch, decoded: Decoded) -> None:
-        self.fetcher.count_decoded(fetched)
+        self.fetcher.subtract_decoded_records(fetched)
         for index, given in enumerate(decoded.sets):
             partition = TopicPartition(given.topic, given.partition)
             rows = decoded.ranges[index]
@@ -472,7 +479,7 @@ class ConsumerCore:
                     self._too_small(partition, rows.next_offset, given.first_offset)
         if not decoded.finished:
             self._keep_rest(fetched, decoded)
-        decoded.drop_bytes()
+        decoded.release_fetched_bytes()
 
     def _keep_rest(self, fetched: CompletedFetch, decoded: Decoded) -> None:
         """Buffer the decoded part of a response, and queue the part after the decoder's limit to be decoded next."""
@@ -541,7 +548,7 @@ class ConsumerCore:
                 added, _ = self.partitions.set_assigned(member.assignment.partitions)
                 for part in [part for part in added if part in member.starts]:
                     self.partitions.set_position(part, FetchPosition(member.starts[part]))
-                self.partitions.store_ids(self.cluster.metadata.topic_id)
+                self.partitions.store_topic_ids(self.cluster.metadata.topic_id)
                 self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
                 if added or member.holds_assignment:  # a member that already rejoins has its assignment nevertheless
@@ -567,7 +574,7 @@ class ConsumerCore:
         try:
             yield from self._revoke_partitions(gone, revocation.lost, member)
             if revocation.lost:
-                self.commits.abandon_queued()
+                self.commits.fail_queued_commits()
             else:
                 yield from self._await_commits(revocation.deadline_ms - self.cluster.runtime.now_ms)
         except BaseException:
@@ -653,7 +660,7 @@ class ConsumerCore:
             return
         self._closed = True
         if unfinished:
-            self.record_iterator.step_back(self.commits.last_committed)
+            self.record_iterator.rewind_unfinished_records(self.commits.last_committed)
         self._close_deadline.begin(timeout_ms)
         self.fetcher.close()
         try:
@@ -663,9 +670,9 @@ class ConsumerCore:
                 if self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                     yield from self._last_commit(self.partitions.positions())
                 yield Await(self.commits.drain(self._close_deadline.step_limit_ms(LAST_COMMIT_MS)))
-            yield Await(self.fetcher.end_sessions(self._close_deadline.step_limit_ms(GOODBYE_MS)))
+            yield Await(self.fetcher.close_fetch_sessions(self._close_deadline.step_limit_ms(GOODBYE_MS)))
         finally:
-            self.record_iterator.take_back()
+            self.record_iterator.refetch_unread_records()
             self.buffer.clear()
             self.positions.close()
 
@@ -677,7 +684,7 @@ class ConsumerCore:
         if self.membership is not None:
             await self.membership.leave("the consumer was abandoned")
 
-    def unclosed_text(self) -> str:
+    def unclosed_warning(self) -> str:
         """Return, for the log, that a consumer that nobody closed still holds partitions in its group."""
         if self.membership is None or not self.membership.is_joined:
             return ""
@@ -777,13 +784,13 @@ class ConsumerCore:
         values = self.offsets_to_commit(offsets)
         task = self.commits.start(values)
         if callback is not None:
-            task.on_done(partial(run_callback, callback, values))
+            task.on_done(partial(run_commit_callback, callback, values))
 
     # Internals.
 
     def _moved(self) -> None:
         """React to changed assignments or positions: drop outdated records, look up positions, send fetches."""
-        self.buffer.drop_void()
+        self.buffer.drop_invalid_records()
         self.positions.request_lookup()
         self.send_due_fetches()
         self._changed()

@@ -62,7 +62,7 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
 
 
 def with_schema_registry(
-    config: ConsumerConfig, *, looks_up_before: bool = False
+    config: ConsumerConfig, *, schemas_are_prepared: bool = False
 ) -> tuple[ConsumerConfig, SchemaRegistry | None]:
     """Return a configuration that deserializes values by its schema registry, and the registry's client.
 
@@ -70,7 +70,8 @@ def with_schema_registry(
 
     Args:
         config: the configuration.
-        looks_up_before: whether `decode_and_prepare` looks schemas up first, so that deserializing makes no request.
+        schemas_are_prepared: whether `decode_and_look_up_schemas` looks schemas up first, so that deserializing makes
+            no request.
 
     Raises:
         InvalidInputError: the URL is invalid, or there is another deserializer of values.
@@ -82,11 +83,11 @@ def with_schema_registry(
     from kohort.schema_registry.registry import SchemaRegistry
 
     registry = SchemaRegistry(config.schema_registry_url)
-    deserialize = registry.deserialize_prepared if looks_up_before else registry.deserialize
+    deserialize = registry.deserialize_prepared if schemas_are_prepared else registry.deserialize
     return dataclasses.replace(config, value_deserializer=deserialize), registry
 
 
-def decode_and_prepare(effect: Decode, registry: SchemaRegistry) -> Decoded:
+def decode_and_look_up_schemas(effect: Decode, registry: SchemaRegistry) -> Decoded:
     """Decode records, and look up the schemas of their values in the registry.
 
     Runs in a thread, so that deserializers that run on the event loop later never wait for the registry.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class RangeFacts(Protocol):
+class RowRangeLike(Protocol):
     """An interface: the attributes of `kohort.columns.RowRange` that the buffer reads."""
 
     @property
@@ -42,7 +42,7 @@ class Rows(Protocol):
     """An interface: the methods of `kohort.columns.Decoded` that the buffer calls."""
 
     @property
-    def ranges(self) -> Sequence[RangeFacts]: ...
+    def ranges(self) -> Sequence[RowRangeLike]: ...
 
     @property
     def nbytes(self) -> int: ...
@@ -137,7 +137,7 @@ class FetchBuffer:
             proportional: Give each partition a share by its number of buffered records, instead of serving partitions
                 in turn.
         """
-        self.drop_void()
+        self.drop_invalid_records()
         if limit is None:
             return self._take_block()
         if proportional:
@@ -150,14 +150,14 @@ class FetchBuffer:
 
     def available(self) -> int:
         """Return the number of records kept of partitions that are not paused."""
-        self.drop_void()
+        self.drop_invalid_records()
         return self.records - sum(self._counts[partition] for partition in self._partitions.paused)
 
-    def any_ready(self) -> bool:
+    def has_ready_records(self) -> bool:
         """Return whether `take_records` would return records or move a position."""
         return any(self._ready(partition) is not None for partition in self._rotation)
 
-    def drop_void(self) -> None:
+    def drop_invalid_records(self) -> None:
         """Drop the buffered records of partitions that were revoked, or whose position was changed since the fetch."""
         if self._voided_seen == self._partitions.voided:
             return
@@ -258,7 +258,7 @@ class FetchBuffer:
         error = chunk.block.damage_of(chunk.index)
         if error is not None:
             self._partitions.mark_unreadable(partition, error, void=True)
-            self.drop_void()
+            self.drop_invalid_records()
             return
         self._rotation.remove(partition)
         if self._queues[partition]:

@@ -20,7 +20,7 @@ from typing import TypeAlias
 from uuid import UUID
 
 from kohort.client.consumer.fetch_buffer import FetchBuffer
-from kohort.client.consumer.positions import confirmation_ms
+from kohort.client.consumer.positions import missing_position_wait_ms
 from kohort.client.consumer.subscription import FetchPosition, Partitions, PartitionState
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.net.connection import RECONNECT_GROWTH
@@ -79,19 +79,19 @@ def fetch_request(
     """
     topics: Topics = {}
     for entry in entries:
-        add_partition(cluster, topics, entry)
-    request = bare_request(config, topics)
+        add_fetch_partition(cluster, topics, entry)
+    request = sessionless_request(config, topics)
     if max_bytes is not None:
         request.max_bytes = max_bytes
-    return Between(request, highest=None if by_id_possible(cluster, entries) else HIGHEST_BY_NAME)
+    return Between(request, highest=None if can_fetch_by_id(cluster, entries) else HIGHEST_BY_NAME)
 
 
-def by_id_possible(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
+def can_fetch_by_id(cluster: Cluster, entries: Sequence[FetchEntry]) -> bool:
     """Return whether a Fetch can name its topics by id: the metadata has the ids of all."""
     return all(cluster.metadata.topic_id(topic).int for topic in {entry.partition.topic for entry in entries})
 
 
-def bare_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
+def sessionless_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
     """Make a sessionless Fetch request of these topics (session id 0, which is the default)."""
     return FetchRequest(
         max_wait_ms=config.fetch_max_wait_ms,
@@ -103,7 +103,7 @@ def bare_request(config: ConsumerConfig, topics: Topics) -> FetchRequest:
     )
 
 
-def add_partition(cluster: Cluster, topics: Topics, entry: FetchEntry) -> None:
+def add_fetch_partition(cluster: Cluster, topics: Topics, entry: FetchEntry) -> None:
     """Add a partition to the topics of a request."""
     name = entry.partition.topic
     topic = topics.get(name)
@@ -164,7 +164,7 @@ class FetchSessionHandler:
         self._in_session: dict[TopicPartition, _SessionEntry] = {}
         self._ids: dict[str, UUID] = {}
 
-    def next_request(
+    def next_fetch_request(
         self, cluster: Cluster, config: ConsumerConfig, asked: Mapping[TopicPartition, _PartitionFetch]
     ) -> Between[FetchResponse]:
         """Return the session's next Fetch: all of these partitions in this order, or only what has changed."""
@@ -181,15 +181,15 @@ class FetchSessionHandler:
             before = in_session.get(partition)
             kept += before is not None
             if before != facts:
-                add_partition(cluster, topics, FetchEntry(partition, facts[0], limit))
-        request = bare_request(config, topics)
+                add_fetch_partition(cluster, topics, FetchEntry(partition, facts[0], limit))
+        request = sessionless_request(config, topics)
         request.session_id, request.session_epoch = self.id, self.epoch
         if kept < len(in_session):
             request.forgotten_topics_data = _forgotten(in_session, wanted)
         self._in_session, self._ids = wanted, ids
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
-    def on_response(self, code: ErrorCode, session_id: int) -> bool:
+    def update_from_response(self, code: ErrorCode, session_id: int) -> bool:
         """Update the session after a response; return True if the broker lost the session, and wants a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
@@ -205,7 +205,7 @@ class FetchSessionHandler:
         """Restart the session, because the broker may or may not have processed the last request."""
         self.epoch = 0
 
-    def closing_request(self) -> FetchRequest | None:
+    def session_closing_request(self) -> FetchRequest | None:
         """Return a Fetch that closes the session and frees its memory at the broker; None: there is no session."""
         if not self.id:
             return None
@@ -330,7 +330,7 @@ class Fetcher:
         self._ahead = 0
         self._closed = False
 
-    def on_lost_position(
+    def set_lost_position_callbacks(
         self, out_of_range: Callable[[TopicPartition], None], truncated: Callable[[TopicPartition, FetchPosition], None]
     ) -> None:
         """Set the functions to call for a partition whose fetch position the broker does not have.
@@ -343,12 +343,12 @@ class Fetcher:
         self._closed = True
         self.ready.clear()
 
-    async def end_sessions(self, timeout_ms: float) -> None:
+    async def close_fetch_sessions(self, timeout_ms: float) -> None:
         """Close the fetch sessions; a broker that does not respond in time drops the session by itself later."""
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         for node, session in self._sessions.items():
-            request = session.closing_request()
+            request = session.session_closing_request()
             if request is not None and self.cluster.connections.requests_in_flight(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
@@ -383,7 +383,7 @@ class Fetcher:
             for given, version in zip(fetched.sets, fetched.versions, strict=True)
         )
 
-    def next_ready(self) -> CompletedFetch | None:
+    def take_next_response(self) -> CompletedFetch | None:
         """Take the oldest response that waits to be decoded, or None if there is no such response.
 
         Partitions that were revoked or sought since the fetch are left out.
@@ -401,7 +401,7 @@ class Fetcher:
                 return fetched
         return None
 
-    def count_decoded(self, fetched: CompletedFetch) -> None:
+    def subtract_decoded_records(self, fetched: CompletedFetch) -> None:
         """Subtract a response's records, which the caller has decoded, from the number that is still to be decoded."""
         for index in range(len(fetched.sets)):
             self._count(fetched, index, -1)
@@ -471,7 +471,7 @@ class Fetcher:
             self._leader_asks = 0
         for node, asked in by_node.items():
             self._busy.add(node)
-            self.cluster.keep_running(self._fetch(node, asked), f"fetch from {node}")
+            self.cluster.spawn_essential_task(self._fetch(node, asked), f"fetch from {node}")
 
     def _is_full(self) -> bool:
         """Return whether `queued_max_bytes` of fetched data wait for polls, so that nothing more is fetched.
@@ -531,10 +531,10 @@ class Fetcher:
         session = self._sessions.setdefault(node, FetchSessionHandler())
         try:
             timeout_ms = self.config.request_timeout_ms + self.config.fetch_max_wait_ms
-            request = session.next_request(self.cluster, self.config, asked)
+            request = session.next_fetch_request(self.cluster, self.config, asked)
             answer = await self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms, channel=FETCH_LANE)
             code = ErrorCode.of(answer.error_code)
-            if not session.on_response(code, answer.session_id):
+            if not session.update_from_response(code, answer.session_id):
                 self._take_in(node, asked, answer, code)
         except Exception as error:  # noqa: BLE001 - the application gets any error
             self._not_fetched(session, asked, logged_kafka_error(f"fetch from broker {node}", error))
@@ -644,13 +644,15 @@ class Fetcher:
     def _believed(self, partition: TopicPartition, state: PartitionState) -> bool:
         """Return whether OFFSET_OUT_OF_RANGE counts: brokers have reported it for long enough.
 
-        An outdated leader may report it by mistake (`confirmation_ms`).
+        An outdated leader may report it by mistake (`missing_position_wait_ms`).
         """
         position, now_ms = state.fetch_position, self.cluster.runtime.now_ms
         assert position is not None
         if state.doubted_ms is None:
             state.doubted_ms = now_ms
-        return now_ms - state.doubted_ms >= confirmation_ms(position, self.cluster.metadata.partition(partition))
+        return now_ms - state.doubted_ms >= missing_position_wait_ms(
+            position, self.cluster.metadata.partition(partition)
+        )
 
     def _ask_leaders(self, now_ms: float) -> None:
         """Request a metadata refresh to find new leaders, once per backoff: a partition may lack a leader for hours."""

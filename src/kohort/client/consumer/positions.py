@@ -43,7 +43,7 @@ BEHIND_MS: Final = 10_000
 name."""
 
 
-def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
+def missing_position_wait_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
     """Return for how many ms brokers must report that a fetch position does not exist before it is reset.
 
     A leader that was paused may report that by mistake. The time is 0 if no such leader can have answered.
@@ -61,7 +61,7 @@ def confirmation_ms(position: FetchPosition, info: PartitionInfo | None) -> int:
 log = logging.getLogger("kohort.client")
 
 
-class TopicsAtFirstSight:
+class FirstSeenTopics:
     """The topic ids and partition counts when this consumer first saw its topics: later partitions are newer.
 
     With `latest`, a consumer reads the records written since its subscription. All records of a newer partition are.
@@ -72,7 +72,7 @@ class TopicsAtFirstSight:
         self._seen: dict[str, tuple[UUID, int]] = {}
         self._cluster_id: str | None = None
 
-    def record_first_sight(self, metadata: Metadata, topics: Iterable[str]) -> None:
+    def record_first_seen(self, metadata: Metadata, topics: Iterable[str]) -> None:
         """Record the id and partition count of topics that new metadata shows for the first time; forget other topics.
 
         What is recorded stays while a topic is missing for a while. If the metadata is another cluster's, all topics
@@ -117,18 +117,18 @@ class PositionFinder:
         self._partitions = partitions
         self._found = found
         self._changed = changed
-        self._at_first = TopicsAtFirstSight()
+        self._at_first = FirstSeenTopics()
         self._task: Task[None] | None = None
         self._looked: Promise[None] = Promise()
 
     def record_topics_seen(self, topics: Iterable[str]) -> None:
         """Record when the topics that are read were first seen, from new metadata."""
-        self._at_first.record_first_sight(self._cluster.metadata, topics)
+        self._at_first.record_first_seen(self._cluster.metadata, topics)
 
     def request_lookup(self) -> None:
         """Start or wake the task that looks positions up, because some may be unknown now."""
         if self._task is None:
-            self._task = self._cluster.keep_running(self._run(), "positions")
+            self._task = self._cluster.spawn_essential_task(self._run(), "positions")
         looked, self._looked = self._looked, Promise()
         looked.resolve(None)
 
@@ -158,7 +158,7 @@ class PositionFinder:
         if self._task is not None:
             self._task.cancel()
 
-    def reset_out_of_range(self, partition: TopicPartition) -> None:
+    def handle_offset_out_of_range(self, partition: TopicPartition) -> None:
         """Handle OFFSET_OUT_OF_RANGE: reset the position by `auto.offset.reset`; with `none`, fail the partition."""
         state = self._partitions.state_of(partition)
         offset = state.fetch_position.offset if state.fetch_position is not None else -1
@@ -234,7 +234,7 @@ class PositionFinder:
 
         Return the error of a failed look-up, if any: partitions that it does not concern need not wait for a retry.
         """
-        missing = self._partitions.without_position()
+        missing = self._partitions.partitions_without_position()
         if not missing:
             return None
         asked = {part: self._partitions.state_of(part).position_version for part in missing}
@@ -294,7 +294,7 @@ class PositionFinder:
         Raises:
             KafkaError: Offsets could not be looked up, or a partition has no leader.
         """
-        wanted = self._partitions.to_reset()
+        wanted = self._partitions.partitions_to_reset()
         if not wanted:
             return False
         asked = {part: self._partitions.state_of(part).position_version for part in wanted}

@@ -12,7 +12,7 @@ from uuid import UUID
 from kohort.client.consumer.fetching import FETCH_LANE, MOVED, REPLICA_LEASE_MS, FetchEntry, fetch_request
 from kohort.client.consumer.positions import CONFIRM_MS
 from kohort.client.consumer.subscription import FetchPosition
-from kohort.client.lookups import Lookups
+from kohort.client.lookups import LookupMethods
 from kohort.client.net.cluster import BrokerById
 from kohort.client.net.health import check_reachable
 from kohort.client.net.metadata import TopicInfo
@@ -33,8 +33,8 @@ from kohort.errors import (
 )
 from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
-from kohort.settings.arguments import checked_call, checks_arguments
-from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, crc_ok, parse_header
+from kohort.settings.arguments import check_call_arguments, checks_arguments
+from kohort.wire.batch import HEADER_SIZE, BatchHeader, BatchRecord, has_valid_crc, parse_header
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.records import read_records
 
@@ -76,7 +76,7 @@ class _ReadTarget:
 
 
 @checks_arguments
-class RangeReader(Lookups, ClosedOnExit):
+class RangeReader(LookupMethods, ClosedOnExit):
     """A reader of offsets [start, end) of partitions as Arrow batches.
 
         with RangeReader("127.0.0.1:9092", columns=("key", "value", "offset")) as reader:
@@ -87,7 +87,7 @@ class RangeReader(Lookups, ClosedOnExit):
     use it at a time.
     """
 
-    @checked_call
+    @check_call_arguments
     def __init__(
         self,
         bootstrap_servers: str | list[str],
@@ -199,7 +199,7 @@ class RangeReader(Lookups, ClosedOnExit):
                 at += header.size
                 if at > stop:
                     break  # the last batch of a response may be cut off
-                if not crc_ok(batch, header):
+                if not has_valid_crc(batch, header):
                     raise CorruptDataError(f"{partition}: the checksum of the batch at {header.base_offset} is wrong")
                 while aborted and aborted[0][1] <= header.last_offset:
                     aborting.add(aborted.pop(0)[0])
@@ -327,7 +327,7 @@ class RangeReader(Lookups, ClosedOnExit):
             named = MetadataRequest.MetadataRequestTopic(name=topic)
             request = MetadataRequest(topics=[named], allow_auto_topic_creation=False)
             responding = (await self._client.cluster.send(request, BrokerById(node))).topics
-            if any(topic_info.topic_id == of.topic_id for topic_info in responding):
+            if any(assignable_topic.topic_id == of.topic_id for assignable_topic in responding):
                 return
         current = (await present_topics(self._client.cluster, [topic])).get(topic)
         if current is None:
@@ -348,7 +348,7 @@ class RangeReader(Lookups, ClosedOnExit):
         cluster, partition = self._client.cluster, of.partition
         gone = of.topic_id is not None
         first, last = [
-            (await list_offsets(cluster, {partition: which}, pass_over_gone=gone)).get(partition)
+            (await list_offsets(cluster, {partition: which}, skip_missing_partitions=gone)).get(partition)
             for which in (EARLIEST, LATEST)
         ]
         if gone:
@@ -366,7 +366,9 @@ class RangeReader(Lookups, ClosedOnExit):
 
     async def _is_cut_off(self, of: _ReadTarget, offset: int, end: int) -> bool:
         """Return whether the partition now ends at or before `offset`: the rest of the range was truncated."""
-        found = await list_offsets(self._client.cluster, {of.partition: LATEST}, pass_over_gone=of.topic_id is not None)
+        found = await list_offsets(
+            self._client.cluster, {of.partition: LATEST}, skip_missing_partitions=of.topic_id is not None
+        )
         if of.topic_id is not None:
             await self._refuse_another(of)
         last = found.get(of.partition)
@@ -406,7 +408,7 @@ class RangeReader(Lookups, ClosedOnExit):
         committed = self.config.isolation_level == "read_committed"
         times = {tp: when if isinstance(when, int) else _NAMED_TIMES[when] for tp, when in wanted.items()}
         return self._client.call(
-            list_offsets(self._client.cluster, times, read_committed=committed, pass_over_gone=True)
+            list_offsets(self._client.cluster, times, read_committed=committed, skip_missing_partitions=True)
         )
 
     def topics(self, timeout_ms: float | None = None) -> list[str]:

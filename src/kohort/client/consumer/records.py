@@ -58,7 +58,7 @@ class Records:
 
     def to_arrow(self) -> pa.RecordBatch | None:
         """Return these records as one Arrow batch; None if there are none. Deserializers are not applied."""
-        return to_batch(self._slices)
+        return slices_to_arrow(self._slices)
 
     def __repr__(self) -> str:
         parts = ", ".join(
@@ -96,7 +96,7 @@ def apply_deserializers(
         raise
 
 
-def to_batch(slices: Sequence[Slice]) -> pa.RecordBatch | None:
+def slices_to_arrow(slices: Sequence[Slice]) -> pa.RecordBatch | None:
     """Join all slices into one Arrow batch, without a copy if they are adjacent in one block."""
     runs: list[tuple[Rows, int, int]] = []
     for part in sorted(slices, key=lambda part: part.start) if _one_block(slices) else slices:

@@ -180,7 +180,7 @@ class Partitions:
 
     # Recreated topics.
 
-    def store_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
+    def store_topic_ids(self, known: Callable[[str], UUID], again: Collection[str] = ()) -> None:
         """Store the topic id of each assigned topic, under which its positions are valid.
 
         Args:
@@ -260,7 +260,7 @@ class Partitions:
         """Return the known positions."""
         return {part: state.position for part, state in self._states.items() if state.position is not None}
 
-    def without_position(self) -> list[TopicPartition]:
+    def partitions_without_position(self) -> list[TopicPartition]:
         """Return the partitions of unknown position whose committed offset must be looked up first.
 
         Partitions that are being reset, are unreadable or withheld are left out.
@@ -271,7 +271,7 @@ class Partitions:
             if state.position is None and state.reset is None and state.broken is None and not state.withheld
         ]
 
-    def to_reset(self) -> dict[TopicPartition, str | int]:
+    def partitions_to_reset(self) -> dict[TopicPartition, str | int]:
         """Return the partitions whose position a reset policy must determine."""
         return {
             part: state.reset

@@ -13,7 +13,7 @@ from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, RebalanceListener, committed_offsets
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.io.closing import OneProcess
+from kohort.io.closing import NotPicklable
 from kohort.settings.arguments import checks_arguments
 
 CALLED_WITHIN = (
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 @checks_arguments
-class SyncMethods(OneProcess):
+class NonWaitingMethods(NotPicklable):
     """Methods for subscription, assignment and positions that both consumer facades share."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ def join_group(
     config: ConsumerConfig,
     *,
     changed: Callable[[], None] = lambda: None,
-    poll_bound: bool = True,
+    requires_polling: bool = True,
 ) -> Membership:
     """Make a group member of the configured `group_protocol`: it joins once `subscribe` is called.
 
@@ -22,9 +22,9 @@ def join_group(
         cluster: The connections to the coordinator.
         config: `group_id` must be set.
         changed: Called after each change of assignment or revocation.
-        poll_bound: Whether the member leaves when the application does not poll for `max_poll_interval_ms`.
+        requires_polling: Whether the member leaves when the application does not poll for `max_poll_interval_ms`.
     """
-    return _membership(config.group_protocol)(cluster, config, changed=changed, poll_bound=poll_bound)
+    return _membership(config.group_protocol)(cluster, config, changed=changed, requires_polling=requires_polling)
 
 
 def _membership(protocol: str) -> type[Membership]:

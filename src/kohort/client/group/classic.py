@@ -198,7 +198,7 @@ class ClassicProtocol:
             raise CorruptDataError(f"assignment: {len(content)} bytes that can't be decoded")
         return sorted(assignment.partitions), assignment.user_data
 
-    def pass_assignment(
+    def inform_assignor(
         self, protocol_name: str, partitions: list[TopicPartition], user_data: bytes | None, generation: int
     ) -> None:
         """Pass this member's new assignment to the group's chosen assignor (`on_assignment`), if it is known here."""
@@ -208,7 +208,7 @@ class ClassicProtocol:
 
     # Metadata.
 
-    def metadata_changed(self) -> None:
+    def rebalance_if_topics_changed(self) -> None:
         """Request a rebalance, after `rebalance_batch_ms`, if the watched topics changed since the last assignment.
 
         Changes are topics that appeared or disappeared, and new partitions.
@@ -334,10 +334,10 @@ class ClassicMembership(Membership):
         config: ConsumerConfig,
         *,
         changed: Callable[[], None] = lambda: None,
-        poll_bound: bool = True,
+        requires_polling: bool = True,
     ) -> None:
         """Make an idle member."""
-        super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
+        super().__init__(cluster, config, changed=changed, requires_polling=requires_polling)
         self.protocol = ClassicProtocol(cluster, config, self, self.request_rejoin)
         self.chosen_protocol = ""
         self._rejoin_reason: str | None = None
@@ -512,7 +512,7 @@ class ClassicMembership(Membership):
     async def _adopt_assignment(self, content: bytes) -> None:
         await self._until(lambda: self.revocation is None)
         partitions, user_data = self.protocol.decode_assignment(content)
-        self.protocol.pass_assignment(self.chosen_protocol, partitions, user_data, self._generation)
+        self.protocol.inform_assignor(self.chosen_protocol, partitions, user_data, self._generation)
         kept = set(partitions)
         revoked = [part for part in self.assignment.partitions if part not in kept]
         if revoked:
@@ -554,7 +554,7 @@ class ClassicMembership(Membership):
 
     def _start_beating(self) -> None:
         if self.is_joined and (self._beating is None or self._beating.done):  # done: fenced during a JoinGroup
-            self._beating = self.cluster.keep_running(self._beat(), f"heartbeats of {self.group}")
+            self._beating = self.cluster.spawn_essential_task(self._beat(), f"heartbeats of {self.group}")
 
     def _stop_beating(self) -> None:
         if self._beating is not None:
@@ -689,7 +689,7 @@ class ClassicMembership(Membership):
 
     def _metadata_changed(self) -> None:
         if self._subscription is not None and self.is_joined:
-            self.protocol.metadata_changed()
+            self.protocol.rebalance_if_topics_changed()
 
     def _want_topics(self) -> None:
         if self._subscription is not None:

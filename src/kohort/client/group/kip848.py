@@ -69,7 +69,7 @@ class HeartbeatFields(NamedTuple):
     rack: str | None
     owned: dict[uuid.UUID, list[int]] | None
 
-    def changed_since(self, sent: HeartbeatFields) -> HeartbeatFields:
+    def fields_changed_since(self, sent: HeartbeatFields) -> HeartbeatFields:
         """Return the fields that changed since an earlier state."""
         return HeartbeatFields(
             topics=None if self.topics == sent.topics else self.topics,
@@ -98,11 +98,11 @@ class ConsumerMembership(Membership):
         config: ConsumerConfig,
         *,
         changed: Callable[[], None] = lambda: None,
-        poll_bound: bool = True,
+        requires_polling: bool = True,
         new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         """Make an idle member; `new_member_id` is called once each time that the member joins as a new one."""
-        super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
+        super().__init__(cluster, config, changed=changed, requires_polling=requires_polling)
         self._new_member_id = new_member_id
         self._interval_ms: float = _FIRST_INTERVAL_MS
         self._known_epoch = _JOIN
@@ -181,7 +181,7 @@ class ConsumerMembership(Membership):
             self._urgent = self._hurried = False
             self._pause_ms = self._lease.beat_ms(self._interval_ms)
             self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
-            self._beating = self.cluster.keep_running(self._beat(), f"heartbeat of {self.group}")
+            self._beating = self.cluster.spawn_essential_task(self._beat(), f"heartbeat of {self.group}")
         elif self._urgent and not self._hurried:
             self._hurried = True
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
@@ -219,7 +219,7 @@ class ConsumerMembership(Membership):
     async def _beat_once(self) -> None:
         runtime = self.cluster.runtime
         facts = self._current_fields()
-        news = facts.changed_since(self._sent_fields)
+        news = facts.fields_changed_since(self._sent_fields)
         self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2)))
@@ -366,7 +366,7 @@ class ConsumerMembership(Membership):
 
     def _revoke_and_keep_beating(self, revoked: Iterable[TopicPartition], *, ask_for_all: bool = False) -> None:
         if self.revocation is None:
-            waiting = self.cluster.keep_running(self._revoke(revoked), f"revocation of {self.group}")
+            waiting = self.cluster.spawn_essential_task(self._revoke(revoked), f"revocation of {self.group}")
             waiting.on_done(lambda _: self._released(ask_for_all))
 
     def _released(self, ask_for_all: bool) -> None:
@@ -384,7 +384,7 @@ class ConsumerMembership(Membership):
         unknown = [topic for topic in target if topic not in names]
         if unknown:
             if self._naming is None or self._naming.done:
-                self._naming = self.cluster.keep_running(self._learn_names(unknown), f"topics of {self.group}")
+                self._naming = self.cluster.spawn_essential_task(self._learn_names(unknown), f"topics of {self.group}")
             return None
         return tuple(
             sorted(TopicPartition(names[topic], number) for topic, parts in target.items() for number in parts)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kohort.client.group import join_group
 from kohort.client.group.membership import LEAVE_MS, Membership, Subscription
-from kohort.client.lookups import Lookups
+from kohort.client.lookups import LookupMethods
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.offsets import (
     Assignment,
@@ -26,7 +26,7 @@ from kohort.ids import TopicPartition
 from kohort.io.closing import ClosedOnExit
 
 
-class GroupMember(Lookups, ClosedOnExit):
+class GroupMember(LookupMethods, ClosedOnExit):
     """A group member that does not fetch: it joins, holds an assignment, heartbeats and commits offsets.
 
         member = GroupMember("127.0.0.1:9092", "flights-etl", topics=["flights"], client_id="spark")
@@ -69,7 +69,7 @@ class GroupMember(Lookups, ClosedOnExit):
         config = client_config(ConsumerConfig, bootstrap_servers, {**settings, "group_id": group_id})
         super().__init__(ThreadClient(config), config)
         self.group_id = group_id
-        self._membership = join_group(self._client.cluster, self.config, poll_bound=False)
+        self._membership = join_group(self._client.cluster, self.config, requires_polling=False)
         self._seen = 0
         self._client.close_when_collected(self, _abandon, self._membership)
         with self._client.lock:

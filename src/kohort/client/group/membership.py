@@ -39,7 +39,7 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.io.log_throttle import FailureThrottle
-from kohort.io.processes import CLOCK_MARGIN, answer_ms, beat_ms, owned_ms
+from kohort.io.processes import CLOCK_MARGIN, answer_ms, beat_ms, ownership_ms
 from kohort.wire.message import Message, RequestMessage
 
 
@@ -74,7 +74,7 @@ class Lease:
     @property
     def end_ms(self) -> float:
         """Return the end of the lease by this process's clock."""
-        return float("inf") if self.length_ms is None else self.heard_ms + owned_ms(self.length_ms)
+        return float("inf") if self.length_ms is None else self.heard_ms + ownership_ms(self.length_ms)
 
     def is_valid(self, now_ms: float) -> bool:
         """Return whether the lease is not over at `now_ms`, so that the member owns its assignment."""
@@ -191,7 +191,7 @@ class Membership(ABC):
         config: ConsumerConfig,
         *,
         changed: Callable[[], None] = lambda: None,
-        poll_bound: bool = True,
+        requires_polling: bool = True,
     ) -> None:
         """Make a member of `config.group_id`, idle until it subscribes.
 
@@ -199,7 +199,7 @@ class Membership(ABC):
             cluster: The connections to the coordinator.
             config: `group_id` must be set.
             changed: Called after each change of assignment or revocation.
-            poll_bound: Whether `record_poll()` must be called every `max_poll_interval_ms`.
+            requires_polling: Whether `record_poll()` must be called every `max_poll_interval_ms`.
         """
         if config.group_id is None:
             raise ValueError("membership needs a group id")
@@ -223,7 +223,7 @@ class Membership(ABC):
         self._lease_watch: Task[None] | None = None
         self._coordinator = Coordinator(self.group)
         self._announce = changed
-        self._poll_bound = poll_bound
+        self._poll_bound = requires_polling
         self._polled_ms = cluster.runtime.now_ms
         self._subscription: Subscription | None = None
         self._member_id = ""
@@ -234,7 +234,7 @@ class Membership(ABC):
         self._overdue = False
         self._moved: Promise[None] = Promise()
         self._main: Task[None] | None = None
-        self._ignore_metadata = cluster.on_metadata(lambda _: self._metadata_changed())
+        self._ignore_metadata = cluster.add_metadata_listener(lambda _: self._metadata_changed())
 
     # Called by the application.
 
@@ -245,7 +245,7 @@ class Membership(ABC):
         if before is not None and before != subscription:
             self._subscription_changed()
         if self._main is None:
-            self._main = self.cluster.keep_running(self._run_member(), f"member of {self.group}")
+            self._main = self.cluster.spawn_essential_task(self._run_member(), f"member of {self.group}")
         self._move()
 
     def release(self) -> None:
@@ -264,7 +264,7 @@ class Membership(ABC):
             self._overdue = False
             self._move()
 
-    def next_sign_of_poll_ms(self) -> float:
+    def next_record_poll_ms(self) -> float:
         """Return when a poll that waits has to call `record_poll` again, long before max.poll.interval.ms is over."""
         return self._polled_ms + self.config.max_poll_interval_ms / 2 if self._poll_bound else float("inf")
 
@@ -423,7 +423,7 @@ class Membership(ABC):
         self.state = MemberState.LEFT
         self.revocation = None
         self._hold((), None)
-        self.cluster.drop_interest(self)
+        self.cluster.drop_wanted_topics(self)
         self._ignore_metadata()
         self._ignore_metadata = lambda: None
         await self._leave_quietly(reason, timeout_ms)
@@ -554,7 +554,7 @@ class Membership(ABC):
             log.info("[group %s] the coordinator answers again: polls return records again", self.group)
             self._announce()
         if self._lease_watch is None and self._lease.length_ms is not None:
-            self._lease_watch = self.cluster.keep_running(self._watch_lease(), f"lease of {self.group}")
+            self._lease_watch = self.cluster.spawn_essential_task(self._watch_lease(), f"lease of {self.group}")
 
     async def _watch_lease(self) -> None:
         """Wait until the lease is over; then log and count that, and wake the polls, which return nothing now."""

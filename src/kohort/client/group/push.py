@@ -50,8 +50,8 @@ from kohort.wire.push import (
     TopicCount,
     decode_coordinator_request,
     encode_ping_response,
+    format_topic_count,
     partition_of,
-    write_topic_count,
 )
 from kohort.wire.schema import WireError
 
@@ -212,7 +212,7 @@ class PushMembership(Membership):
         config: ConsumerConfig,
         *,
         changed: Callable[[], None] = lambda: None,
-        poll_bound: bool = True,
+        requires_polling: bool = True,
         new_member_id: Callable[[], str] = lambda: str(uuid.uuid4()),
     ) -> None:
         """Make an idle member; `new_member_id` is called at first, and after the member has left for not polling.
@@ -220,7 +220,7 @@ class PushMembership(Membership):
         Raises:
             InvalidInputError: A setting is not available in this protocol.
         """
-        super().__init__(cluster, config, changed=changed, poll_bound=poll_bound)
+        super().__init__(cluster, config, changed=changed, requires_polling=requires_polling)
         if config.auto_offset_reset not in RESETS:
             raise InvalidInputError(
                 f"group.protocol=push: auto.offset.reset is {config.auto_offset_reset!r}; the coordinator finds begin "
@@ -229,7 +229,7 @@ class PushMembership(Membership):
         if config.group_instance_id is not None:
             raise InvalidInputError("group.protocol=push has no static members: leave group.instance.id out")
         self._new_member_id = new_member_id
-        self._auto_commit = config.enable_auto_commit and poll_bound
+        self._auto_commit = config.enable_auto_commit and requires_polling
         self._owned = Lease(config.session_timeout_ms)
         self._way = PushCoordinator(cluster, self.group, config.session_timeout_ms, self._move)
         self._link: RawConnection | None = None
@@ -284,7 +284,7 @@ class PushMembership(Membership):
                 continue
             elif runtime.now_ms >= self._unanswered_ms() and self._probing is None and not self._stopping:
                 probe = self._probe(self._link)
-                self._probing = self.cluster.keep_running(probe, f"silence of {self.group}'s coordinator")
+                self._probing = self.cluster.spawn_essential_task(probe, f"silence of {self.group}'s coordinator")
             await runtime.first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
@@ -345,7 +345,7 @@ class PushMembership(Membership):
     def _reach(self) -> None:
         """Start a background task that finds the coordinator and registers there, unless one is running."""
         if self._registering is None or self._registering.done:
-            self._registering = self.cluster.keep_running(self._register(), f"registration in {self.group}")
+            self._registering = self.cluster.spawn_essential_task(self._register(), f"registration in {self.group}")
 
     async def _register(self) -> None:
         failures = 0
@@ -377,7 +377,7 @@ class PushMembership(Membership):
         return RegisterConsumerRequest(
             group_id=self.group,
             consumer_id=self._member_id,
-            topic_count=write_topic_count(wanted),
+            topic_count=format_topic_count(wanted),
             auto_commit=self._auto_commit,
             auto_offset_reset=RESETS[self.config.auto_offset_reset],
             session_timeout_ms=self.config.session_timeout_ms,
@@ -480,7 +480,7 @@ class PushMembership(Membership):
     def _revoke_held(self) -> None:
         held = self.assignment.partitions
         if held and self.revocation is None:
-            self._revoking = self.cluster.keep_running(self._revoke(held), f"revocation of {self.group}")
+            self._revoking = self.cluster.spawn_essential_task(self._revoke(held), f"revocation of {self.group}")
             self._revoking.on_done(lambda _: self._move())
 
     def _stop_if_released(self, link: RawConnection) -> bool:

@@ -24,11 +24,11 @@ from kohort.client.net.connection import (
 )
 from kohort.client.net.dialing import connected_loop_socket
 from kohort.client.net.runtime import Work
-from kohort.client.net.security import TlsError, TlsFiles, fetched_mechanism
+from kohort.client.net.security import TlsError, TlsFiles, fetch_sasl_mechanism
 from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_outcome
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
-from kohort.io.processes import name_for_peer
+from kohort.io.processes import identity_for_peer
 from kohort.io.signal_delay import SignalDelay
 from kohort.wire.schema import Buffer
 
@@ -171,7 +171,7 @@ class AsyncClient:
             self._step_due = True
             self._loop.call_soon(self._step)
 
-    async def give_turn(self) -> None:
+    async def yield_to_event_loop(self) -> None:
         """Let the event loop run other tasks, if this method has not done so for `TURN_S`.
 
         A call whose result is ready awaits nothing. A loop over such calls would block all other tasks, and the
@@ -229,7 +229,7 @@ class AsyncClient:
                 self.cluster.runtime.advance(self.now_ms())
                 self._carry_out()
             except Exception as error:  # noqa: BLE001 - every call raises it
-                self.end_by_fault(error)
+                self.end_client_by_fault(error)
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -237,7 +237,7 @@ class AsyncClient:
             self._timer = None if deadline is None else self._loop.call_at(deadline / 1000, self._step)
             self.notify()
 
-    def end_by_fault(self, error: Exception) -> None:
+    def end_client_by_fault(self, error: Exception) -> None:
         """End the client by an unexpected error, which every call under way and every later one raises."""
         if self.closed:
             return
@@ -279,12 +279,12 @@ class AsyncClient:
         try:
             await self._open_connection(command)
         except Exception as error:  # noqa: BLE001 - every call raises it
-            self.end_by_fault(error)
+            self.end_client_by_fault(error)
 
     async def _open_connection(self, command: OpenConnection) -> None:
         address, config = command.address, self.cluster.config
         reader = FrameReader(self._pool, config.response_max_bytes)
-        tls = None if command.plain else self._tls.current_context()
+        tls = None if command.plain else self._tls.current_tls_context()
         try:
             sock = await connected_loop_socket(address.host, address.port, config)
             transport, channel = await self._loop.create_connection(
@@ -296,7 +296,7 @@ class AsyncClient:
             self._channels[command.link] = channel
             mechanism = None
             if config.sasl_mechanism == "OAUTHBEARER":
-                mechanism = await asyncio.to_thread(fetched_mechanism, config)
+                mechanism = await asyncio.to_thread(fetch_sasl_mechanism, config)
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             refusal = None
             if tls is not None:
@@ -305,7 +305,7 @@ class AsyncClient:
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile
                 return
-            process = name_for_peer(transport.get_extra_info("socket"))
+            process = identity_for_peer(transport.get_extra_info("socket"))
             if not self.cluster.connections.opened(command.link, mechanism, process) and command.link in self._channels:
                 self._channels.pop(command.link).close()
         finally:
@@ -345,7 +345,7 @@ class _Channel(asyncio.BufferedProtocol):
             self._client.lost(self._link, error if isinstance(error, TlsError) else str(error))
             self.close()
         except Exception as error:  # noqa: BLE001 - every call raises it
-            self._client.end_by_fault(error)
+            self._client.end_client_by_fault(error)
 
     def eof_received(self) -> bool:
         return False
@@ -359,7 +359,7 @@ class _Channel(asyncio.BufferedProtocol):
         try:
             self._client.lost(self._link, reason)
         except Exception as fault:  # noqa: BLE001 - every call raises it
-            self._client.end_by_fault(fault)
+            self._client.end_client_by_fault(fault)
 
     def send(self, parts: Sequence[Buffer]) -> None:
         if self._transport is not None:

@@ -33,14 +33,14 @@ class NodeHealth:
         failures: Failures in a row; concurrent attempts count as one.
         failed_ms: When the last attempt failed.
         retry_at_ms: No attempt to connect begins before this time.
-        log_from_ms: Until then other brokers are preferred, because this one did not answer in time.
+        avoid_until_ms: Until then other brokers are preferred, because this one did not answer in time.
     """
 
     failures: int = 0
     failed_ms: float = float("-inf")
     retry_at_ms: float = 0.0
     last_error: str = ""
-    log_from_ms: float = 0.0
+    avoid_until_ms: float = 0.0
 
     def record_failure(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
         """Count a failed attempt to connect, or the end of an established connection.
@@ -124,7 +124,7 @@ def explain_connection_failure(reason: str, config: ConnectionConfig, *, connect
     return reason
 
 
-def explained_without_answer(reason: str, config: ConnectionConfig) -> str:
+def explain_unanswered_connection(reason: str, config: ConnectionConfig) -> str:
     """Return why a connection ended after ApiVersions and before any other answer, with a hint to a missing login.
 
     A listener with SASL answers ApiVersions, and closes the connection at any other request before the login. The hint

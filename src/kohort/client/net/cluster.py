@@ -56,8 +56,8 @@ from kohort.client.net.targets import (
     EscalatingTimeout,
     Leader,
     Target,
+    choose_request_version,
     parse_address,
-    request_for_link,
 )
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import (
@@ -100,12 +100,12 @@ GROUP_CONNECT_TIMEOUT_MS = 1_500
 now. Longer than the backoff after a refused connection."""
 
 
-def uses_other_coordinators(group: str, cluster_id: str | None) -> bool:
+def group_uses_kohort_coordinators(group: str, cluster_id: str | None) -> bool:
     """Return whether a client in this process has found this group at kohort's coordinators, not at Kafka's brokers."""
-    return any(coordinators.has_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
+    return any(coordinators.serves_group_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
-def check_same_cluster(cluster: ClusterAccess) -> None:
+def check_brokers_coordinate_groups(cluster: ClusterAccess) -> None:
     """Check that Kafka's own brokers coordinate this cluster's groups, so that a transaction can commit offsets.
 
     Raises:
@@ -120,7 +120,7 @@ def check_same_cluster(cluster: ClusterAccess) -> None:
         )
 
 
-async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
+async def check_group_without_member(cluster: ClusterAccess, group: str, *, warned: set[str]) -> None:
     """Check a group id that is given instead of group metadata for a transaction's offsets.
 
     Kafka's coordinator accepts the offsets if it has no members of the group, and kohort's coordinators may serve them.
@@ -131,7 +131,7 @@ async def check_named(cluster: ClusterAccess, group: str, *, warned: set[str]) -
     """
     why = f"group {group!r} is named without its member, and the offsets would go to Kafka's own coordinator"
     todo = "give consumer.group_metadata(), or commit with the consumer when the transaction is over"
-    if uses_other_coordinators(group, cluster.metadata.cluster_id):
+    if group_uses_kohort_coordinators(group, cluster.metadata.cluster_id):
         raise InvalidInputError(f"{why}, but the group is at kohort's coordinators: {todo}")
     if group in warned:
         return
@@ -178,7 +178,7 @@ class Coordinators:
         self._lookups: dict[Coordinator, Task[int]] = {}
         _OF_THIS_PROCESS.add(self)
 
-    def has_apart(self, group: str, cluster_id: str | None) -> bool:
+    def serves_group_apart(self, group: str, cluster_id: str | None) -> bool:
         """Return whether one of kohort's coordinators over Kafka is known to serve this group of this cluster."""
         known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
@@ -212,7 +212,7 @@ class Coordinators:
         if task is not None and task.done:
             del self._lookups[to]
 
-    def forget_all(self) -> None:
+    def forget_all_coordinators(self) -> None:
         """Forget all coordinators: their addresses may belong to another cluster by now."""
         self._found.clear()
         self._nodes.clear()
@@ -339,7 +339,7 @@ class Cluster:
             raise InvalidInputError("bootstrap.servers names no broker; write HOST:PORT")
         if config.coordinators_security_protocol:
             self.connections.plain.update(self.bootstrap)
-        self.connections.negotiator.watch_identities(self.metadata.identity_of, self._rebootstrap)
+        self.connections.negotiator.watch_identities(self.metadata.expected_identity, self._rebootstrap)
         self._interests: dict[object, frozenset[str] | None] = {}
         self._coordinators = Coordinators(self)
         self._refresh: Task[None] | None = None
@@ -352,7 +352,7 @@ class Cluster:
 
     # The client's own tasks.
 
-    def keep_running(self, coro: Work[T], name: str) -> Task[T]:
+    def spawn_essential_task(self, coro: Work[T], name: str) -> Task[T]:
         """Start a task that the client can't do without: an error that it does not handle ends the client.
 
         Every later call then raises ClientClosed with that error as its cause.
@@ -361,7 +361,7 @@ class Cluster:
         task.on_done(_raise_fault)
         return task
 
-    def on_fault(self, listener: Callable[[Exception], None]) -> None:
+    def add_fault_listener(self, listener: Callable[[Exception], None]) -> None:
         """Call `listener` with the error that ends the client."""
         self._on_fault.append(listener)
 
@@ -406,7 +406,7 @@ class Cluster:
         elsewhere = isinstance(to, AnyNode) and (to.serves_itself or wanted.message.API_KEY not in link.versions)
         if link.coordinator_id >= 0 and elsewhere:
             link = await self._broker_connection(channel, limit)
-        body, version = request_for_link(link, wanted)
+        body, version = choose_request_version(link, wanted)
         if leaving is not None:
             leaving()
         return await self.connections.request(link, body, version, limit)
@@ -415,7 +415,7 @@ class Cluster:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._connection_to(to, channel, limit)
-        body, version = request_for_link(link, message if isinstance(message, Between) else Between(message))
+        body, version = choose_request_version(link, message if isinstance(message, Between) else Between(message))
         self.connections.post(link, body, version)
 
     def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
@@ -466,15 +466,15 @@ class Cluster:
         if wanted != before and (wanted is None or not wanted <= self.metadata.topics.keys()):
             self.request_metadata()
 
-    def drop_interest(self, owner: object) -> None:
+    def drop_wanted_topics(self, owner: object) -> None:
         self._interests.pop(owner, None)
 
-    def on_metadata(self, listener: Callable[[Metadata], None]) -> Callable[[], None]:
+    def add_metadata_listener(self, listener: Callable[[Metadata], None]) -> Callable[[], None]:
         """Call `listener` after each merged metadata response; the returned function removes it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def before_refresh(self, listener: Callable[[], None]) -> None:
+    def add_refresh_listener(self, listener: Callable[[], None]) -> None:
         """Call `listener` before each refresh, so that it can change the topics that it wants."""
         self._before_refresh.append(listener)
 
@@ -517,7 +517,7 @@ class Cluster:
 
         return await self.retrying(describe_topics_once, "metadata", timeout_ms)
 
-    async def ask_for_brokers(self) -> None:
+    async def request_brokers_once(self) -> None:
         """Ask for the list of brokers, once, and merge the response.
 
         Raises:
@@ -549,7 +549,7 @@ class Cluster:
         if (known := self.metadata.leader(partition)) >= 0:
             return known  # without a task: a thousand partitions are looked up at once
 
-        async def leader_once() -> int:
+        async def find_leader_once() -> int:
             node = self.metadata.leader(partition)
             if node < 0:
                 infos = await self.describe_topics([partition.topic])
@@ -564,7 +564,7 @@ class Cluster:
                     raise error_for(code, f"no leader of {partition} is known")
             return node
 
-        return await self.retrying(leader_once, f"leader of {partition}", timeout_ms)
+        return await self.retrying(find_leader_once, f"leader of {partition}", timeout_ms)
 
     # Coordinators.
 
@@ -580,7 +580,7 @@ class Cluster:
         """Forget a coordinator that said NOT_COORDINATOR or can't be reached; the next request looks it up again."""
         self._coordinators.forget_coordinator(to)
 
-    async def group_nodes(self, timeout_ms: float | None = None) -> list[int]:
+    async def group_coordinator_nodes(self, timeout_ms: float | None = None) -> list[int]:
         """Refresh and return the ids of the nodes that coordinate groups: all brokers, or kohort's own coordinators.
 
         Raises:
@@ -675,7 +675,7 @@ class Cluster:
         if not known or all(health(address).failures for _, address in known):
             known += [(-1 - index, address) for index, address in enumerate(self.bootstrap)]
         # An idle connection to a stalled machine looks healthy, and is the least busy of all.
-        return [node for node in known if health(node[1]).log_from_ms <= self.runtime.now_ms] or known
+        return [node for node in known if health(node[1]).avoid_until_ms <= self.runtime.now_ms] or known
 
     def _pick(self, to: AnyNode | AnyCoordinator) -> tuple[int, Address]:
         nodes = self._nodes(to)
@@ -697,7 +697,7 @@ class Cluster:
         Source: KIP-1102, KIP-1242.
         """
         self.metadata.forget_brokers()
-        self._coordinators.forget_all()
+        self._coordinators.forget_all_coordinators()
         self.request_metadata()
 
     async def _refresh_metadata(self) -> None:
@@ -779,7 +779,7 @@ class Cluster:
 
     def _start_upkeep(self) -> None:
         if self._upkeep is None:
-            self._upkeep = self.keep_running(self._keep_up(), "cluster upkeep")
+            self._upkeep = self.spawn_essential_task(self._keep_up(), "cluster upkeep")
 
     async def _keep_up(self) -> None:
         while not self.closed:

@@ -38,13 +38,13 @@ from kohort.client.net.bootstrap_check import (
     NodeHealth,
     ReachabilityLog,
     explain_connection_failure,
-    explained_without_answer,
+    explain_unanswered_connection,
 )
 from kohort.client.net.buffers import FrameReader
 from kohort.client.net.dialing import connected_socket
 from kohort.client.net.negotiation import Negotiator
 from kohort.client.net.runtime import Promise, Runtime, logged_kafka_error
-from kohort.client.net.security import SaslError, SaslMechanism, TlsError, refused_mechanism, sasl_mechanism
+from kohort.client.net.security import SaslError, SaslMechanism, TlsError, mechanism_refused_error, sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import CorruptDataError, KafkaError, RetriableError, TimedOutError
 from kohort.io.backoff import exponential_backoff
@@ -109,7 +109,7 @@ class RawConnection:
         self._wake_reader()
         return len(self._frames) <= FRAMES_MAX
 
-    def record_end(self, why: str) -> None:
+    def record_link_end(self, why: str) -> None:
         """Record that the link has ended."""
         if self.ended is None:
             self.ended = why
@@ -187,7 +187,7 @@ Command = OpenConnection | SendFrame | CloseConnection
 
 
 @dataclass(slots=True)
-class InFlight(Generic[R]):
+class InFlightRequest(Generic[R]):
     """A request that was sent and has no response yet."""
 
     correlation_id: int
@@ -234,7 +234,7 @@ class BrokerConnection:
     ready: Promise[BrokerConnection]
     began_ms: float
     versions: dict[int, tuple[int, int]] = field(default_factory=dict)
-    in_flight: deque[InFlight[Any]] = field(default_factory=deque)
+    in_flight: deque[InFlightRequest[Any]] = field(default_factory=deque)
     next_correlation: int = 1
     last_used_ms: float = 0.0
     renew_ms: float = float("inf")
@@ -311,7 +311,7 @@ class BrokerConnections:
             return
         self.bytes_received += len(frame)
         if (health := self._health.get(link.address)) is not None:
-            health.log_from_ms = 0.0
+            health.avoid_until_ms = 0.0
         if link.is_ready and not link.is_served:
             link.is_served = True
             self._reachability.log_connected(link.address)
@@ -387,7 +387,7 @@ class BrokerConnections:
         correlation_id = self._send(link, message, version)
         deadline = self.runtime.now_ms + timeout_ms
         name = framing.APIS[message.API_KEY].name
-        flight = InFlight(correlation_id, framing.response_of(message), version, promise, deadline, name)
+        flight = InFlightRequest(correlation_id, framing.response_type_of(message), version, promise, deadline, name)
         link.in_flight.append(flight)
         timer = self.runtime.at(deadline)
         timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
@@ -433,7 +433,7 @@ class BrokerConnections:
 
     def mark_unresponsive(self, address: Address) -> None:
         """Record that a broker did not answer in time, so that others are asked before it."""
-        self.health(address).log_from_ms = self.runtime.now_ms + SILENT_MS
+        self.health(address).avoid_until_ms = self.runtime.now_ms + SILENT_MS
 
     def requests_in_flight(self, node: int) -> int | None:
         """Return the number of requests in flight to a node over all channels; None when it has no connection."""
@@ -532,7 +532,7 @@ class BrokerConnections:
         if failed:
             was_served = was_ready and (link.is_served or not link.in_flight)
             if was_ready and not was_served:
-                reason = explained_without_answer(reason, self.config)
+                reason = explain_unanswered_connection(reason, self.config)
             elif not was_ready and not final:
                 reason = explain_connection_failure(
                     reason, self.config, connected=connected, greeted=bool(link.versions)
@@ -547,11 +547,11 @@ class BrokerConnections:
         error = ConnectionFailed(f"{link.address}: {reason}")
         link.ready.fail(error)
         if link.claimed is not None:
-            link.claimed.record_end(reason)
+            link.claimed.record_link_end(reason)
         while link.in_flight:
             link.in_flight.popleft().promise.fail(error)
 
-    def _expire(self, link: BrokerConnection, flight: InFlight[R], timeout_ms: float) -> None:
+    def _expire(self, link: BrokerConnection, flight: InFlightRequest[R], timeout_ms: float) -> None:
         if flight.promise.done:
             return
         self.mark_unresponsive(link.address)
@@ -605,7 +605,7 @@ class BrokerConnections:
         hello = SaslHandshakeRequest(mechanism=mechanism.name)
         answer = await self.request(link, hello, 1, timeout_ms)
         if answer.error_code:
-            raise refused_mechanism(link.address, mechanism.name, answer.mechanisms, self.config.uses_tls)
+            raise mechanism_refused_error(link.address, mechanism.name, answer.mechanisms, self.config.uses_tls)
         version = min(
             SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
         )
@@ -630,7 +630,7 @@ _NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 """Absent in some builds of Python on macOS; Python ignores SIGPIPE in any case."""
 
 
-class Channel:
+class SocketChannel:
     """A socket with its queue of unsent buffers and the frame being received."""
 
     def __init__(self, link: int, sock: socket.socket, reader: FrameReader) -> None:

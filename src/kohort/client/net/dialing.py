@@ -38,7 +38,7 @@ def connected_socket(host: str, port: int, config: ConnectionConfig) -> socket.s
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     with _Race(found, config) as race:
-        sock = race.first_connected(time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
+        sock = race.first_connected_socket(time.monotonic() + config.socket_connection_setup_timeout_ms / 1000)
     sock.setblocking(True)
     return sock
 
@@ -61,7 +61,7 @@ class _Race:
             key.fileobj.close()
         self._selector.close()
 
-    def first_connected(self, until_s: float) -> socket.socket:
+    def first_connected_socket(self, until_s: float) -> socket.socket:
         """Return the first socket that is connected.
 
         Raises:

@@ -31,7 +31,7 @@ async def check_reachable(cluster: Cluster, timeout_ms: float) -> None:
 
 
 async def _connect_any(cluster: Cluster, limit_ms: float) -> None:
-    await cluster.ask_for_brokers()
+    await cluster.request_brokers_once()
     failure: KafkaError | None = None
     tasks = [
         cluster.runtime.spawn(

@@ -88,7 +88,7 @@ class Metadata:
         info = self.topics.get(topic)
         return NO_TOPIC_ID if info is None else info.topic_id
 
-    def identity_of(self, node: int, address: object) -> tuple[str, int] | None:
+    def expected_identity(self, node: int, address: object) -> tuple[str, int] | None:
         """Return the cluster id and broker id that the broker at an address should have; None if unknown."""
         broker, cluster_id = self.brokers.get(node), self.cluster_id
         return None if broker is None or broker.address != address or cluster_id is None else (cluster_id, node)

@@ -33,15 +33,16 @@ class Negotiator:
         self._hung_up: set[object] = set()
 
     def watch_identities(
-        self, identity_of: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]
+        self, expected_identity: Callable[[int, object], Identity | None], on_misrouted: Callable[[], None]
     ) -> None:
         """Watch that connections lead to the intended brokers.
 
         Args:
-            identity_of: Returns the identity that a broker must have, by node id and address; None: any broker will do.
+            expected_identity: Returns the identity that a broker must have, by node id and address; None: any broker
+                will do.
             on_misrouted: Called when another broker answers at a broker's address: the metadata is outdated.
         """
-        self._identity_of, self._on_misrouted = identity_of, on_misrouted
+        self._identity_of, self._on_misrouted = expected_identity, on_misrouted
 
     async def negotiate(
         self,

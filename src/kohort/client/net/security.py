@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig, check_extensions
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
-from kohort.io.key_stores import KeyStore, load_identity, trusted_certificates
-from kohort.settings.jaas import jaas_options
+from kohort.io.key_stores import KeyStore, load_certificate_and_key, trusted_certificates
+from kohort.settings.jaas import parse_jaas_options
 
 log = logging.getLogger("kohort.client")
 
@@ -30,7 +30,7 @@ class SaslError(NotAuthorizedError):
         super().__init__(message, ErrorCode.SASL_AUTHENTICATION_FAILED)
 
 
-def refused_mechanism(address: object, name: str, offered: Sequence[str], uses_tls: bool) -> SaslError:
+def mechanism_refused_error(address: object, name: str, offered: Sequence[str], uses_tls: bool) -> SaslError:
     """Return the error for a mechanism that a listener does not offer; it offers none if it takes no logins at all."""
     if offered:
         return SaslError(f"{address} does not take {name}: set sasl.mechanism to one of {', '.join(offered)}")
@@ -202,7 +202,7 @@ def _extensions(config: ConnectionConfig) -> tuple[str, ...]:
     Raises:
         InvalidInputError: A pair of `sasl.jaas.config` can't be sent.
     """
-    options = jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
+    options = parse_jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
     prefix = "extension_"
     written = tuple(f"{key.removeprefix(prefix)}={options[key]}" for key in options if key.startswith(prefix))
     try:
@@ -212,7 +212,7 @@ def _extensions(config: ConnectionConfig) -> tuple[str, ...]:
     return config.sasl_oauthbearer_extensions or written
 
 
-def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
+def fetch_sasl_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
     """Make a SASL exchange for one connection, with its credentials fetched; None: the client uses no SASL.
 
     Blocks as long as the application's hook does, such as a function that returns a token.
@@ -227,7 +227,7 @@ def fetched_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
 def _credentials(config: ConnectionConfig) -> tuple[str, str]:
     username, password = config.sasl_username, config.sasl_password
     if config.sasl_jaas_config:
-        options = jaas_options(config.sasl_jaas_config)
+        options = parse_jaas_options(config.sasl_jaas_config)
         if options.get("tokenauth", "").lower() == "true":
             raise InvalidInputError(
                 'sasl.jaas.config has tokenauth="true": a login by delegation token is not there; give a name and '
@@ -269,7 +269,7 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
                 raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
             stored = config.ssl_truststore_certificates
         context = ssl.create_default_context(cafile=store if stored is None else None, cadata=stored)
-        load_identity(context, _key_store(config))
+        load_certificate_and_key(context, _key_store(config))
     except (OSError, ssl.SSLError) as error:
         files = [config.ssl_ca_location, config.ssl_certificate_location, config.ssl_key_location]
         raise InvalidInputError(f"can't load TLS files {', '.join(name for name in files if name)}: {error}") from None
@@ -308,7 +308,7 @@ class TlsFiles:
             stamps.append(None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino))
         return stamps
 
-    def current_context(self) -> ssl.SSLContext | None:
+    def current_tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context, loaded anew if files have changed; None for plain connections.
 
         If changed files can't be used, a warning is logged, and the context stays the old one.

@@ -128,7 +128,7 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def request_for_link(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
+def choose_request_version(link: BrokerConnection, wanted: Between[R]) -> tuple[RequestMessage[R], int]:
     """Choose the request and the highest version of it that both the broker of this link and `wanted` allow.
 
     Raises:

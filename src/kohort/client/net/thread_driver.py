@@ -19,21 +19,21 @@ from kohort.client.net.bootstrap_check import socket_error_text
 from kohort.client.net.buffers import BufferPool, FrameReader
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import (
-    Channel,
     CloseConnection,
     Command,
     OpenConnection,
     SendFrame,
+    SocketChannel,
     certificate_refusal,
     connect,
     tls_error,
 )
 from kohort.client.net.runtime import Promise, Steppable, TaskCancelled, Work, logged_kafka_error
-from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetched_mechanism
+from kohort.client.net.security import SaslMechanism, TlsError, TlsFiles, fetch_sasl_mechanism
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.platforms import SIGNAL_CHECK_S, after_fork_in_child
-from kohort.io.processes import name_for_peer
+from kohort.io.processes import identity_for_peer
 from kohort.io.signal_delay import SignalDelay
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class ThreadClient:
         try:
             return _result_of(future, timeout_s)
         except KafkaError as error:
-            raise for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_for_application(error)  # noqa: B904 - a copy of the error
         except BaseException:
             future.cancel()
             raise
@@ -181,7 +181,7 @@ class ThreadClient:
         io = self._io
         return io is not None and threading.current_thread() is io.thread
 
-    def is_of_another_process(self) -> bool:
+    def was_made_before_fork(self) -> bool:
         """Return whether the client was made by the parent, before a fork."""
         return os.getpid() != self._pid
 
@@ -329,7 +329,7 @@ def _result_of(future: Future[T], timeout_s: float | None) -> T:
                 raise
 
 
-def for_application(error: KafkaError) -> KafkaError:
+def copy_for_application(error: KafkaError) -> KafkaError:
     """Return a copy of an error to raise to the application, and remove the traceback of the original.
 
     The core may keep the original. Its traceback would keep the application's frames alive, and so a consumer that
@@ -360,7 +360,7 @@ class _IoThread:
         self._tls = tls
         self._selector = selectors.DefaultSelector()
         self._pool = BufferPool()
-        self._channels: dict[int, Channel] = {}
+        self._channels: dict[int, SocketChannel] = {}
         self._arrived: deque[Arrived] = deque()
         self._waker, self._wakened = socket.socketpair()
         for end in (self._waker, self._wakened):
@@ -493,13 +493,13 @@ class _IoThread:
         config, link = self._cluster.config, command.link
         arrived: Arrived
         try:
-            sock = connect(command.address, config, None if command.plain else self._tls.current_context())
+            sock = connect(command.address, config, None if command.plain else self._tls.current_tls_context())
         except Exception as error:  # noqa: BLE001 - names that can't be encoded and the like are no OSError
             tls = None if command.plain or not config.uses_tls else tls_error(error, command.address, config)
             arrived = (link, None, tls or socket_error_text(error))
         else:
             try:
-                arrived = (link, sock, fetched_mechanism(config))
+                arrived = (link, sock, fetch_sasl_mechanism(config))
             except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
                 sock.close()
                 arrived = (link, None, str(logged_kafka_error(f"login at {command.address}", error)))
@@ -516,15 +516,15 @@ class _IoThread:
             if sock is None:
                 self._cluster.connections.closed(link, arrived if isinstance(arrived, TlsError) else str(arrived))
                 continue
-            channel = Channel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
+            channel = SocketChannel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = arrived if isinstance(arrived, SaslMechanism) else None
-            if not self._cluster.connections.opened(link, mechanism, name_for_peer(sock)):
+            if not self._cluster.connections.opened(link, mechanism, identity_for_peer(sock)):
                 self._drop(channel)
 
-    def _serve(self, channel: Channel, mask: int) -> None:
+    def _serve(self, channel: SocketChannel, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 with self._lock:
@@ -538,11 +538,11 @@ class _IoThread:
             with self._lock:
                 self._lost(channel, reason)
 
-    def _lost(self, channel: Channel, reason: TlsError | str) -> None:
+    def _lost(self, channel: SocketChannel, reason: TlsError | str) -> None:
         self._drop(channel)
         self._cluster.connections.closed(channel.link, reason)
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, channel: SocketChannel) -> None:
         if self._channels.pop(channel.link, None) is not None:
             self._selector.unregister(channel.sock)
             channel.close()

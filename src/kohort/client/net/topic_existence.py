@@ -65,7 +65,7 @@ def check_topic_names(topics: Iterable[str]) -> None:
             )
 
 
-class MissingTopics:
+class MissingTopicWarnings:
     """Throttled warnings for topics and partitions that are subscribed or assigned but do not exist."""
 
     def __init__(self, runtime: Runtime) -> None:

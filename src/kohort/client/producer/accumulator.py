@@ -14,7 +14,14 @@ from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Promise, Work
 from kohort.client.net.thread_driver import ClientClosed
 from kohort.client.producer.appender import Appender, Mutex
-from kohort.client.producer.batches import Batch, Delivery, PartitionQueue, RecordMetadata, UnseenFailures, leaves_of
+from kohort.client.producer.batches import (
+    Batch,
+    Delivery,
+    PartitionQueue,
+    RecordMetadata,
+    UnseenFailures,
+    split_parts_of,
+)
 from kohort.client.producer.settings import ProducerConfig
 from kohort.columns.encode import Chunk
 from kohort.columns.shapes import HeadersLike
@@ -147,7 +154,7 @@ class Accumulator(Appender[Delivery]):
                 assert chunk is not None
                 before = chunk.size
                 if not chunk.append(*record):
-                    queue.close_open()
+                    queue.close_open_batch()
                     batch, kick = None, True
             if batch is None:
                 batch, late = self._open_batch(queue)
@@ -187,7 +194,7 @@ class Accumulator(Appender[Delivery]):
             if self.used and self.used + chunk.size > self.config.buffer_memory:
                 self._full(chunk.size, partial(self.add, partition, chunk))
             queue = self._queue(partition)
-            queue.close_open()
+            queue.close_open_batch()
             batch = Batch(partition, chunk, self, self.clock_ms())
             batch.size = chunk.size
             self.used += chunk.size
@@ -207,7 +214,7 @@ class Accumulator(Appender[Delivery]):
         """Return why a batch is not done yet; call this on the client's thread or loop, or under its lock."""
         metadata = self.cluster.metadata
         with self.lock:
-            late = next((leaf for leaf in leaves_of(batch) if not leaf.done), batch)
+            late = next((leaf for leaf in split_parts_of(batch) if not leaf.done), batch)
             queue = self.queues.get(late.partition)
             is_sent = queue is not None and late in queue.in_flight
         leader = metadata.brokers.get(metadata.leader(late.partition))
@@ -232,7 +239,7 @@ class Accumulator(Appender[Delivery]):
             self.sticky_queues[topic] = self._queue(TopicPartition(topic, chosen))
         return chosen
 
-    def leave_missing_partition(self, topic: str, count: int) -> None:
+    def drop_missing_sticky_partition(self, topic: str, count: int) -> None:
         """Drop a topic's sticky partition if the topic was recreated with only `count` partitions and lacks it."""
         with self.mutex:
             queue = self.sticky_queues.get(topic)
@@ -291,7 +298,7 @@ class Accumulator(Appender[Delivery]):
         """Wait until all accepted records are delivered or failed; False on timeout."""
         with self.lock:
             for queue in self.queues.values():
-                queue.close_open()
+                queue.close_open_batch()
             now = set(self.incomplete)
         if not now:
             return True
@@ -349,14 +356,14 @@ class Accumulator(Appender[Delivery]):
         """
         with self.lock:
             self.failure = error
-        return self.drop_all(error)
+        return self.fail_unsent_batches(error)
 
-    def drop_all(self, error: KafkaError) -> list[Batch]:
+    def fail_unsent_batches(self, error: KafkaError) -> list[Batch]:
         """Fail all batches that are not in flight; return those whose callbacks the caller must run."""
         dropped: list[Batch] = []
         with self.lock:
             for queue in self.queues.values():
-                queue.close_open()
+                queue.close_open_batch()
                 dropped += queue.waiting
                 queue.waiting.clear()
             failed = [done for batch in dropped for done in self.finish(batch, error)]

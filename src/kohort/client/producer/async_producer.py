@@ -19,9 +19,9 @@ from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import (
     OnDelivery,
     ProducerCore,
-    ProducerProperties,
+    ProducerFacadeMixin,
     column_names,
-    not_encodable,
+    not_encodable_error,
     producer_config,
 )
 from kohort.client.producer.settings import ProducerConfig
@@ -30,7 +30,7 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import InvalidInputError, KafkaError
-from kohort.settings.arguments import checked_call, checks_arguments, checks_itself
+from kohort.settings.arguments import check_call_arguments, checks_arguments, skips_argument_checks
 from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _CALLS_IN_A_TURN = 512
 
 @checks_arguments
 @documents_settings(ProducerConfig)
-class AsyncProducer(ProducerProperties):
+class AsyncProducer(ProducerFacadeMixin):
     """A producer of records on the running event loop; used from that loop only.
 
     Settings and methods are those of `Producer`. `send` returns once the record is accepted: at once, unless the memory
@@ -54,7 +54,7 @@ class AsyncProducer(ProducerProperties):
 
     config: ProducerConfig
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ProducerSettings]) -> None:
         """Make a producer on the running loop; it connects with the first call."""
         self.config = producer_config(bootstrap_servers, settings)
@@ -68,11 +68,11 @@ class AsyncProducer(ProducerProperties):
         self._calls = 0
         self._append_open = self._core.accumulator.append_open
         core = self._core
-        client.close_when_collected(self, lambda: core.close(None), core.unclosed_text)
+        client.close_when_collected(self, lambda: core.close(None), core.unclosed_warning)
 
     # Records.
 
-    @checks_itself
+    @skips_argument_checks
     async def send(
         self,
         topic: str,
@@ -86,7 +86,7 @@ class AsyncProducer(ProducerProperties):
         """Send one record, with the arguments of `Producer.send`. `on_delivery` is called on the loop."""
         self._calls += 1
         if not self._calls % _CALLS_IN_A_TURN:
-            await self._client.give_turn()
+            await self._client.yield_to_event_loop()
         try:
             if headers is NO_HEADERS and partition is None and timestamp_ms is None and on_delivery is None:
                 delivery = self._append_open(topic, value, key)
@@ -94,7 +94,7 @@ class AsyncProducer(ProducerProperties):
                     return delivery
             return self._core.send(topic, value, key, partition, timestamp_ms, headers, on_delivery)
         except UnicodeEncodeError as error:
-            raise not_encodable(error) from None
+            raise not_encodable_error(error) from None
         except WouldBlock as reason:
             first: WouldBlock[Delivery] = reason.with_traceback(None)
         return await self._retry_until_done(first)
@@ -160,7 +160,7 @@ class AsyncProducer(ProducerProperties):
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the producer; raise the errors of `Producer.__exit__`."""
         if kind is not None:
-            await self.close(timeout_ms=self._core.hurried_ms())
+            await self.close(timeout_ms=self._core.abort_close_limit_ms())
         elif (undelivered := await self._close(None)) is not None:
             raise undelivered
 

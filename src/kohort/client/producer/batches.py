@@ -39,7 +39,7 @@ class RecordMetadata:
     timestamp: int
 
 
-class Deliverer(Protocol):
+class BatchOwner(Protocol):
     """The producer that owns batches until they are delivered or have failed."""
 
     lock: threading.Condition
@@ -69,7 +69,7 @@ class UnseenFailures:
     def add(self, batch: Batch) -> None:
         """Count a failed batch's records as errors that nobody has read, except records with a callback."""
         at, failed = 0, set[int]()
-        for leaf in leaves_of(batch):
+        for leaf in split_parts_of(batch):
             if leaf.error is not None:
                 failed.update(range(at, at + leaf.count))
                 self.first = self.first or leaf.error
@@ -138,7 +138,7 @@ class Batch(BatchFill):
         "whole",
     )
 
-    def __init__(self, partition: TopicPartition, chunk: Chunk, owner: Deliverer, created_ms: float) -> None:
+    def __init__(self, partition: TopicPartition, chunk: Chunk, owner: BatchOwner, created_ms: float) -> None:
         self.partition = partition
         self.chunk = chunk
         self.sealed: memoryview | None = None
@@ -160,7 +160,7 @@ class Batch(BatchFill):
         self.parts: list[Batch] = []
         self.whole: Batch | None = None
 
-    def replace_by(self, parts: list[Batch]) -> None:
+    def replace_by_parts(self, parts: list[Batch]) -> None:
         """Replace this batch, which is too large for the broker, by smaller ones."""
         self.parts = parts
         for part in parts:
@@ -292,7 +292,7 @@ class TableDelivery:
             if batch.unseen:
                 with batch.owner.lock:
                     batch.owner.unseen.mark_error_read(batch)
-        leaves = [leaf for batch in self._batches for leaf in leaves_of(batch)]
+        leaves = [leaf for batch in self._batches for leaf in split_parts_of(batch)]
         for leaf in leaves:
             if leaf.error is not None:
                 raise leaf.error.with_traceback(None)
@@ -325,9 +325,9 @@ def _wake(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
-def leaves_of(batch: Batch) -> list[Batch]:
+def split_parts_of(batch: Batch) -> list[Batch]:
     """Return the batches into which a batch was split, also repeatedly, as too large for the broker; else itself."""
-    return [leaf for part in batch.parts for leaf in leaves_of(part)] if batch.parts else [batch]
+    return [leaf for part in batch.parts for leaf in split_parts_of(part)] if batch.parts else [batch]
 
 
 class PartitionQueue(QueueOpening):
@@ -373,7 +373,7 @@ class PartitionQueue(QueueOpening):
     def idle(self) -> bool:
         return self.open is None and not self.waiting and not self.in_flight
 
-    def number_batch(self, batch: Batch) -> None:
+    def assign_sequence(self, batch: Batch) -> None:
         """Give a batch the next sequence numbers."""
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) % SEQUENCES
@@ -389,23 +389,23 @@ class PartitionQueue(QueueOpening):
         """
         if self.identity is identity or self.identity == identity or self.in_flight:
             return not self.lost_place
-        if self.sent_before and not self.lost_place:
+        if self.has_retried_batch and not self.lost_place:
             return True  # a batch that may have been written keeps its numbers, or is written twice
         self.begun = self.begun and self.identity.producer_id == identity.producer_id
         self.identity, self.lost_place, self.next_sequence = identity, False, 0
         for batch in self.waiting:
             if batch.sequence >= 0:
-                self.number_batch(batch)
+                self.assign_sequence(batch)
             if batch.sealed is not None:
                 restamp(batch.sealed, identity.producer_id, identity.epoch, batch.sequence)
         return True
 
     @property
-    def sent_before(self) -> bool:
+    def has_retried_batch(self) -> bool:
         """Return whether a waiting batch was sent before, and may have been written."""
         return any(batch.attempts for batch in self.waiting)
 
-    def close_open(self) -> None:
+    def close_open_batch(self) -> None:
         """Close the open batch."""
         if self.open is not None:
             self.waiting.append(self.open)

@@ -34,7 +34,7 @@ from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
-from kohort.io.closing import OneProcess
+from kohort.io.closing import NotPicklable
 from kohort.io.log_throttle import FailureThrottle
 from kohort.settings.arguments import Arguments
 
@@ -113,9 +113,9 @@ class ProducerCore:
         self._missing_topics = FailureThrottle(lambda: cluster.runtime.now_ms)
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
-        cluster.before_refresh(self._want_topics_in_use)
-        cluster.on_metadata(self._take_metadata)
-        cluster.on_fault(lambda error: self.sender.end_sending(error, at_once=True))
+        cluster.add_refresh_listener(self._want_topics_in_use)
+        cluster.add_metadata_listener(self._take_metadata)
+        cluster.add_fault_listener(lambda error: self.sender.end_sending(error, at_once=True))
 
     # Records.
 
@@ -281,7 +281,7 @@ class ProducerCore:
         Raises:
             KafkaError: The offsets can't be committed; abort.
         """
-        return await self._need_transactions().send_offsets_of(members)
+        return await self._need_transactions().send_member_offsets(members)
 
     async def commit_transaction(self) -> None:
         """Deliver everything and commit, after the calls of other threads or tasks that add offsets.
@@ -295,7 +295,7 @@ class ProducerCore:
         """
         transactions = self._need_transactions()
         with transactions.refusing_records():
-            await transactions.offsets_added()
+            await transactions.wait_offsets_added()
             await self.accumulator.flush(None)
             await transactions.end_transaction(commit=True)
 
@@ -310,11 +310,11 @@ class ProducerCore:
         with transactions.refusing_records():
             if transactions.state in (TxnState.OPEN, TxnState.FAILED):
                 self._drop()
-            await transactions.offsets_added()
+            await transactions.wait_offsets_added()
             await self.accumulator.flush(None)
             await transactions.end_transaction(commit=False)
 
-    def hurried_ms(self) -> float:
+    def abort_close_limit_ms(self) -> float:
         """Return the time limit, in ms, for closing after the application's exception.
 
         It suffices to abort an open transaction; without one it is 0: records are not delivered.
@@ -361,7 +361,7 @@ class ProducerCore:
         some = "1 record was" if count == 1 else f"{count} records were"
         return error_for(first.code, f"{some} not delivered, and nothing asked their deliveries why: {first.message}")
 
-    def unclosed_text(self) -> str:
+    def unclosed_warning(self) -> str:
         """Return, for the log, which records a producer that nobody closed has not delivered."""
         with self.accumulator.lock:
             count = sum(batch.count for batch in self.accumulator.incomplete)
@@ -374,7 +374,7 @@ class ProducerCore:
         """Start the sender, once. On the client's thread or loop, or under its lock."""
         if not self.started:
             self.started = True
-            self.cluster.keep_running(self.sender.run(), "producer")
+            self.cluster.spawn_essential_task(self.sender.run(), "producer")
 
     def _kicked(self) -> None:
         self.start()
@@ -382,7 +382,7 @@ class ProducerCore:
 
     def _drop(self) -> None:
         assert self.transactions is not None
-        for batch in self.transactions.drop_unsent():
+        for batch in self.transactions.fail_unsent_records():
             batch.run_callbacks()
 
     def _need_transactions(self) -> TransactionManager:
@@ -436,7 +436,7 @@ class ProducerCore:
             KafkaError: The topic is not available.
         """
         self._topics.add(topic)
-        self.sender.record_use(topic)
+        self.sender.record_topic_use(topic)
         self._want_topics_in_use()
 
         began_ms = self.cluster.runtime.now_ms
@@ -493,10 +493,10 @@ class ProducerCore:
                 numbers = sorted(info.partitions)
                 self.accumulator.places[topic] = [TopicPartition(topic, number) for number in numbers]
                 self._partitions[topic] = numbers
-                self.accumulator.leave_missing_partition(topic, len(numbers))
+                self.accumulator.drop_missing_sticky_partition(topic, len(numbers))
         gone = {topic for topic in self._partitions if _is_missing(metadata.topics.get(topic))}
         if gone and (self._creating is None or self._creating.done) and (gone := gone & self._with_records()):
-            self._creating = self.cluster.keep_running(self._create_again(gone), "topics that were deleted")
+            self._creating = self.cluster.spawn_essential_task(self._create_again(gone), "topics that were deleted")
         self.sender.wake_sender()
 
 
@@ -514,7 +514,7 @@ SEND = Arguments(ProducerCore.send)
 """Types of the arguments of `send`, for error texts."""
 
 
-def not_encodable(error: UnicodeEncodeError) -> InvalidInputError:
+def not_encodable_error(error: UnicodeEncodeError) -> InvalidInputError:
     """Return the error of a record whose text has no UTF-8 form."""
     return InvalidInputError(
         f"the text has {error.object[error.start]!r}, half of a surrogate pair, at character {error.start}, which "
@@ -549,7 +549,7 @@ def column_names(
     return ColumnNames(None if missing else key, value, partition)
 
 
-class ProducerProperties(OneProcess):
+class ProducerFacadeMixin(NotPicklable):
     """The properties that `Producer` and `AsyncProducer` share: metrics, producer id and epoch."""
 
     _core: ProducerCore

@@ -42,9 +42,9 @@ from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import (
     OnDelivery,
     ProducerCore,
-    ProducerProperties,
+    ProducerFacadeMixin,
     column_names,
-    not_encodable,
+    not_encodable_error,
     producer_config,
 )
 from kohort.client.producer.settings import ProducerConfig
@@ -53,7 +53,7 @@ from kohort.client.settings import Servers
 from kohort.columns.encode import ColumnNames
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import KafkaError
-from kohort.settings.arguments import checked_call, checks_arguments, checks_itself
+from kohort.settings.arguments import check_call_arguments, checks_arguments, skips_argument_checks
 from kohort.settings.config import documents_settings
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ _GOODBYE_MS = 5_000
 
 @checks_arguments
 @documents_settings(ProducerConfig)
-class Producer(ProducerProperties):
+class Producer(ProducerFacadeMixin):
     """A producer of records. Safe to share between threads; not across a fork.
 
     Args:
@@ -80,7 +80,7 @@ class Producer(ProducerProperties):
 
     config: ProducerConfig
 
-    @checked_call
+    @check_call_arguments
     def __init__(self, bootstrap_servers: Servers = None, **settings: Unpack[ProducerSettings]) -> None:
         self.config = producer_config(bootstrap_servers, settings)
         self._client = client = ThreadClient(self.config)
@@ -96,7 +96,7 @@ class Producer(ProducerProperties):
 
     # Records.
 
-    @checks_itself
+    @skips_argument_checks
     def send(
         self,
         topic: str,
@@ -134,7 +134,7 @@ class Producer(ProducerProperties):
         except WouldBlock as reason:
             first: WouldBlock[Delivery] = reason.with_traceback(None)
         except UnicodeEncodeError as error:
-            raise not_encodable(error) from None
+            raise not_encodable_error(error) from None
         return self._retry_until_done(first)
 
     def send_arrow(
@@ -225,7 +225,7 @@ class Producer(ProducerProperties):
                 delivery's. It does not replace an exception that is already being raised.
         """
         if kind is not None:
-            self.close(timeout_ms=self._core.hurried_ms())
+            self.close(timeout_ms=self._core.abort_close_limit_ms())
         elif (undelivered := self._close(None)) is not None:
             raise undelivered
 

@@ -78,7 +78,7 @@ def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     accumulator.used += sum(part.size for part in parts) - batch.size
     batch.size = 0
     batch.sealed = None
-    batch.replace_by(parts)
+    batch.replace_by_parts(parts)
     accumulator.incomplete.update(parts)
     return parts
 
@@ -131,7 +131,7 @@ Way = tuple[int, str]
 
 
 @dataclass(slots=True)
-class Parcel:
+class RequestBatches:
     """The batches that go into one Produce request to one broker."""
 
     way: Way
@@ -224,7 +224,7 @@ class Sender:
         self._run_callbacks(failed)
         self.wake_sender()
 
-    def record_use(self, topic: str) -> None:
+    def record_topic_use(self, topic: str) -> None:
         """Record that the application sends to this topic now.
 
         After a long pause its metadata may be outdated, and is requested again.
@@ -302,7 +302,7 @@ class Sender:
             return float(self.config.retry_backoff_ms)
         self._leaderless = False
         while True:
-            parcels: dict[Way, Parcel] = {}
+            parcels: dict[Way, RequestBatches] = {}
             wait = 60_000.0
             with self.accumulator.lock:
                 for queue in self.accumulator.queues.values():
@@ -317,7 +317,7 @@ class Sender:
             for parcel in parcels.values():
                 self._dispatch(parcel)
 
-    def _collect(self, queue: PartitionQueue, parcels: dict[Way, Parcel], now_ms: float) -> float:
+    def _collect(self, queue: PartitionQueue, parcels: dict[Way, RequestBatches], now_ms: float) -> float:
         """Put a queue's next batch into the request to its leader, if it may be sent now.
 
         Return the milliseconds until the next attempt.
@@ -328,7 +328,7 @@ class Sender:
             if age < self.config.linger_ms and not hurry and not queue.waiting:
                 return self.config.linger_ms - age
             if not queue.waiting and queue.open.count:
-                queue.close_open()
+                queue.close_open_batch()
         if not queue.waiting:
             return 60_000.0
         batch = queue.waiting[0]
@@ -338,7 +338,7 @@ class Sender:
         if queue.mended:
             if queue.in_flight:
                 return limit
-            queue.mended = queue.sent_before
+            queue.mended = queue.has_retried_batch
         if self.config.enable_idempotence and not queue.adopt_identity(self.identity):
             return limit
         if batch.not_before_ms > now_ms:
@@ -354,7 +354,7 @@ class Sender:
             return limit
         parcel = parcels.get(way)
         if parcel is None:
-            parcel = parcels[way] = Parcel(way)
+            parcel = parcels[way] = RequestBatches(way)
         elif parcel.size + batch.size > self.config.max_request_size:
             return limit
         queue.waiting.popleft()
@@ -375,16 +375,16 @@ class Sender:
             self.cluster.request_metadata()
         return self._ask_leaders_ms - now_ms
 
-    def _dispatch(self, parcel: Parcel) -> None:
+    def _dispatch(self, parcel: RequestBatches) -> None:
         for batch in parcel.batches:
-            self.record_use(batch.partition.topic)
+            self.record_topic_use(batch.partition.topic)
             self._seal(batch)
             self.metrics.retries += batch.attempts > 0
             batch.attempts += 1
         self.in_flight[parcel.way] = self.in_flight.get(parcel.way, 0) + 1
         self.metrics.requests += 1
         self._delivering.update(parcel.batches)
-        self.cluster.keep_running(self._deliver(parcel), f"produce to {parcel.way[0]}")
+        self.cluster.spawn_essential_task(self._deliver(parcel), f"produce to {parcel.way[0]}")
 
     def _seal(self, batch: Batch) -> None:
         if batch.sealed is not None:
@@ -393,7 +393,7 @@ class Sender:
         idempotent = self.config.enable_idempotence
         queue = self.accumulator.queues[batch.partition]
         if idempotent and batch.sequence < 0:
-            queue.number_batch(batch)
+            queue.assign_sequence(batch)
         identity = queue.identity
         batch.sealed = batch.chunk.seal(
             self._codec,
@@ -406,14 +406,14 @@ class Sender:
         batch.chunk = None
         self.metrics.bytes_sent += len(batch.sealed)
 
-    async def _deliver(self, parcel: Parcel) -> None:
+    async def _deliver(self, parcel: RequestBatches) -> None:
         try:
             await self._deliver_batches(parcel)
         except Exception as error:  # noqa: BLE001 - callers that send or wait get any error
             self._delivering.difference_update(parcel.batches)
             self.end_sending(error)
 
-    async def _deliver_batches(self, parcel: Parcel) -> None:
+    async def _deliver_batches(self, parcel: RequestBatches) -> None:
         def mark_batches_sent() -> None:
             for batch in parcel.batches:
                 batch.left = True
@@ -445,7 +445,7 @@ class Sender:
         self._run_callbacks(done)
         self.wake_sender()
 
-    def _highest(self, parcel: Parcel) -> int | None:
+    def _highest(self, parcel: RequestBatches) -> int | None:
         if self.config.transactional_id is not None and not self.implicit:
             return LAST_BEFORE_IMPLICIT_PARTITIONS
         metadata = self.cluster.metadata
@@ -453,7 +453,7 @@ class Sender:
             return HIGHEST_BY_NAME
         return None
 
-    def _request(self, parcel: Parcel) -> ProduceRequest:
+    def _request(self, parcel: RequestBatches) -> ProduceRequest:
         topics: dict[str, ProduceRequest.TopicProduceData] = {}
         for batch in parcel.batches:
             name = batch.partition.topic
@@ -471,7 +471,7 @@ class Sender:
 
     # Responses.
 
-    def _answered(self, parcel: Parcel, answer: ProduceResponse) -> None:
+    def _answered(self, parcel: RequestBatches, answer: ProduceResponse) -> None:
         names = self.cluster.metadata.topic_names
         partitions = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), part.index): part
@@ -602,7 +602,7 @@ class Sender:
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():
                 if queue.open is not None and self._overdue(queue.open, now_ms):
-                    queue.close_open()
+                    queue.close_open_batch()
                 while queue.waiting and self._overdue(queue.waiting[0], now_ms):
                     late.append(queue.waiting.popleft())
                 for batch in queue.in_flight:

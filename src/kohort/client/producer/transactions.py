@@ -35,10 +35,16 @@ from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
-from kohort.client.net.cluster import Between, Cluster, Coordinator, check_named, check_same_cluster
+from kohort.client.net.cluster import (
+    Between,
+    Cluster,
+    Coordinator,
+    check_brokers_coordinate_groups,
+    check_group_without_member,
+)
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
-from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_gone, known_ids, may_pass
+from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_code_retriable, is_gone, topic_ids_for_offsets
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
@@ -174,19 +180,21 @@ class TransactionManager:
         self._expect_open()
         if not offsets:
             return
-        check_same_cluster(self._cluster)
+        check_brokers_coordinate_groups(self._cluster)
         group_id = group if isinstance(group, str) else group.group_id
         if isinstance(group, str):
-            await check_named(self._cluster, group, warned=self._named)
+            await check_group_without_member(self._cluster, group, warned=self._named)
             self._expect_open()
         with self._adding_offsets():
             if self._version < 2:
                 await self._asking(lambda: self._add_group(group_id), "add offsets to transaction")
             self._begun = True
-            commit = partial(self._commit_offsets, offsets, group, group_id, known_ids(self._cluster, offsets))
+            commit = partial(
+                self._commit_offsets, offsets, group, group_id, topic_ids_for_offsets(self._cluster, offsets)
+            )
             await self._asking(commit, "commit offsets in transaction")
 
-    async def send_offsets_of(
+    async def send_member_offsets(
         self, members: Sequence[tuple[GroupMetadata, Mapping[TopicPartition, OffsetAndMetadata | int]]]
     ) -> dict[str, KafkaError]:
         """Add offsets of several members to the transaction, in parallel; return the refusals by member id.
@@ -195,7 +203,7 @@ class TransactionManager:
         who owns what. After a refusal the transaction can only be aborted.
         """
         self._expect_open()
-        check_same_cluster(self._cluster)
+        check_brokers_coordinate_groups(self._cluster)
         if any(not who.member_id for who, _ in members):
             raise InvalidInputError("offsets without a member's id are taken from anyone: there is no such member")
         members = [(who, offsets) for who, offsets in members if offsets]
@@ -219,7 +227,9 @@ class TransactionManager:
     ) -> KafkaError | None:
         """Commit one member's offsets with the transaction; return the error if that fails, else None."""
         try:
-            commit = partial(self._commit_offsets, offsets, who, who.group_id, known_ids(self._cluster, offsets))
+            commit = partial(
+                self._commit_offsets, offsets, who, who.group_id, topic_ids_for_offsets(self._cluster, offsets)
+            )
             await self._asking(commit, "commit offsets of a member")
         except KafkaError as error:
             return error
@@ -245,7 +255,7 @@ class TransactionManager:
             if not self._offset_calls:
                 self._offsets_added.resolve(None)
 
-    async def offsets_added(self) -> None:
+    async def wait_offsets_added(self) -> None:
         """Wait until no call or request that adds offsets to the transaction is under way, before it is ended.
 
         Other threads may make such calls, and an interrupted call may have left its request. The coordinator would add
@@ -319,14 +329,14 @@ class TransactionManager:
 
     async def abort_at_close(self) -> None:
         """Abort the open transaction when the producer closes, after calls that still add offsets."""
-        await self.offsets_added()
+        await self.wait_offsets_added()
         await self.end_transaction(commit=False)
 
-    def drop_unsent(self) -> list[Batch]:
+    def fail_unsent_records(self) -> list[Batch]:
         """Fail all waiting batches for an abort, and retry none in flight; return the batches to `run_callbacks`."""
         reason = self.cause or error_for(ErrorCode.TRANSACTION_ABORTABLE, "the transaction is aborted")
         self._sender.aborting = reason
-        dropped = self._accumulator.drop_all(reason)
+        dropped = self._accumulator.fail_unsent_batches(reason)
         if any(batch.attempts for batch in dropped):
             self._fresh_epoch = True  # their sequence numbers may have been used
         return dropped
@@ -350,7 +360,9 @@ class TransactionManager:
         if partition not in self._adding:
             self._adding.add(partition)
             if self._adder is None or self._adder.done:
-                self._adder = self._cluster.keep_running(self._add_partitions(), "add partitions to transaction")
+                self._adder = self._cluster.spawn_essential_task(
+                    self._add_partitions(), "add partitions to transaction"
+                )
         return False
 
     def _batch_lost(self, error: KafkaError) -> None:
@@ -466,7 +478,7 @@ class TransactionManager:
                 self._sender.wake_sender()
         except Exception as error:  # noqa: BLE001 - callers that send or commit get any error
             self._fail(logged_kafka_error("add partitions to transaction", error))
-            for batch in self.drop_unsent():
+            for batch in self.fail_unsent_records():
                 batch.run_callbacks()
             self._sender.wake_sender()
 
@@ -554,7 +566,7 @@ class TransactionManager:
         ]
         if not refusals:
             return
-        code, name, number = min(refusals, key=lambda refusal: may_pass(refusal[0]))
+        code, name, number = min(refusals, key=lambda refusal: is_code_retriable(refusal[0]))
         error = error_for(code, f"offset of {name}-{number}")
         if code is ErrorCode.GROUP_ID_NOT_FOUND:
             raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", code)

@@ -63,7 +63,7 @@ class _PeerHistory:
 class Peers:
     """The other coordinators, each watched through a connection.
 
-    Call `watch_placed` whenever the placement has changed.
+    Call `watch_candidates` whenever the placement has changed.
     """
 
     def __init__(self, coordination: CoordinationService, me: Candidate, *, renew_s: float | None = None) -> None:
@@ -87,7 +87,7 @@ class Peers:
         """The ids of the watched peers."""
         return frozenset(peer.id for peer in self._watched)
 
-    def watch_placed(self) -> None:
+    def watch_candidates(self) -> None:
         """Watch the candidates that the placement names now."""
         placement = self._coordination.placement
         named = () if placement is None else placement.candidates

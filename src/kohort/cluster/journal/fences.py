@@ -82,7 +82,7 @@ class Fence:
         return _HEAD + FenceKey(producer_id=self.producer_id).encode(0), _SHORT.pack(0) + value.encode(0)
 
 
-def fence_of(place: JournalPartition, producer_id: int, epoch: int) -> Fence:
+def make_fence(place: JournalPartition, producer_id: int, epoch: int) -> Fence:
     """Return this coordinator's fence for a producer id and epoch."""
     mine, topic = place.settings, place.topic
     return Fence(
@@ -121,7 +121,7 @@ Author = tuple[int, int]
 """A producer id and epoch; (-1, -1) for a batch without."""
 
 
-class Authors:
+class JournalProducers:
     """The producers whose batches were read from the journal so far, and the fences that prove which are coordinators.
 
     A fence proves its own epoch and all earlier ones, whose fences it replaces: compaction may have removed them.
@@ -151,7 +151,7 @@ class Authors:
         fence = self.fences.get(author[0])
         return fence is not None and author[0] != FIRST and author[1] <= fence.epoch
 
-    def unfenced(self) -> dict[Author, int]:
+    def producers_without_fence(self) -> dict[Author, int]:
         """Return the producers that no fence proves to be coordinators, each with the offset of its first batch."""
         return {author: offset for author, offset in self._first_offsets.items() if not self.is_coordinator(author)}
 

@@ -102,7 +102,7 @@ class JournalPartition:
         self.cluster.request_metadata().mark_handled()
         await self.cluster.runtime.sleep(self.cluster.connections.backoff_ms(failures, FIRST_WAIT_MS, WAIT_MAX_MS))
 
-    def check_id(self) -> None:
+    def check_topic_id(self) -> None:
         """Raise JournalUnavailable if the topic has another id by now: nothing may be written to it."""
         known = self.cluster.metadata.topic_id(self.topic.name)
         if known not in (NO_TOPIC_ID, self.topic.id):
@@ -119,7 +119,7 @@ class JournalPartition:
         info = (await self.cluster.refresh_metadata(self.settings.answer_ms)).topics.get(name)
         if info is None or info.error:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if info is None else info.error
-            raise self.ending_error(_error(code), f"topic {name} can't be seen")
+            raise self.term_ending_error(_error(code), f"topic {name} can't be seen")
         if info.topic_id != self.topic.id:
             raise JournalRefused(
                 f"topic {name} was deleted and made again (its id is {info.topic_id}, it was {self.topic.id}): what "
@@ -137,7 +137,7 @@ class JournalPartition:
                 "topic with --set journal.topic=…, and bring the groups' offsets there"
             )
 
-    def ending_error(self, error: KafkaError, what: str) -> Exception:
+    def term_ending_error(self, error: KafkaError, what: str) -> Exception:
         """Return the exception that ends the term after a non-retriable error of the Kafka cluster."""
         if isinstance(error, FencedError):
             return FencedError(f"{self}: {what}: {error.message}", error.code)
@@ -151,7 +151,7 @@ class JournalPartition:
         return JournalUnavailable(f"{self}: {what}: {error.message or error.code.text} ({error.code.name})")
 
 
-def may_retry(error: KafkaError) -> bool:
+def is_retriable_request(error: KafkaError) -> bool:
     """Return whether a retry of the same request may succeed."""
     return isinstance(error, RetriableError) or error.code.retriable
 

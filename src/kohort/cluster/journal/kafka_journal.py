@@ -32,7 +32,7 @@ RECORD_BYTES_MAX: Final = 16 << 20
 """The largest record of a group or of a commit: it shares one batch with what was gathered before."""
 
 
-def within_journal_limits(config: GroupConfig) -> GroupConfig:
+def cap_to_journal_limits(config: GroupConfig) -> GroupConfig:
     """Return the group settings, with size limits lowered to what this journal can store."""
     return replace(
         config,
@@ -115,7 +115,7 @@ class KafkaJournal:
         if self._task is not None:
             self._task.cancel()
         self._current, self._task = None, None
-        self._link.cluster.drop_interest(self)
+        self._link.cluster.drop_wanted_topics(self)
 
     def _check_term(self, term: int, *, begins: bool = False) -> None:
         if term < self._term or (term > self._term and not begins):

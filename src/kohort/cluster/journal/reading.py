@@ -11,16 +11,16 @@ from typing import Final, TypeVar
 from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
-from kohort.cluster.journal.fences import FIRST, Author, Authors, Fence, is_fence, read_fence
-from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, may_retry
+from kohort.cluster.journal.fences import FIRST, Author, Fence, JournalProducers, is_fence, read_fence
+from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable, is_retriable_request
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE
 from kohort.journal.codec import GroupRecordReader, group_of
-from kohort.wire.batch import HEADER_SIZE, BatchHeader, crc_ok, parse_header
+from kohort.wire.batch import HEADER_SIZE, BatchHeader, has_valid_crc, parse_header
 from kohort.wire.data import FetchRequest, FetchResponse, ListOffsetsRequest
-from kohort.wire.records import read_pairs
+from kohort.wire.records import iter_key_values
 
 FETCH_BYTES: Final = 4 << 20
 """Bytes of one fetch. A loading shard holds two such responses in memory, and all shards may load at once."""
@@ -110,8 +110,8 @@ class JournalReading:
             try:
                 return await ask()
             except KafkaError as error:
-                if not may_retry(error) or place.elapsed_ms() > until_ms:
-                    raise place.ending_error(error, what) from error
+                if not is_retriable_request(error) or place.elapsed_ms() > until_ms:
+                    raise place.term_ending_error(error, what) from error
             failures += 1
             await place.back_off(failures)
 
@@ -173,7 +173,7 @@ class ResponseQueue:
         self._views: deque[memoryview] = deque()
         self._changed: Promise[None] = Promise()
 
-    async def queue_response(self, view: memoryview) -> None:
+    async def queue_for_decoding(self, view: memoryview) -> None:
         """Queue a Fetch response for decoding; wait while the queue is full."""
         while len(self._views) >= _HANDED_MAX:
             await self._next()
@@ -193,7 +193,7 @@ class ResponseQueue:
         """The oldest queued response, to be decoded next; None if the queue is empty."""
         return self._views[0] if self._views else None
 
-    def remove_first(self) -> None:
+    def remove_decoded_response(self) -> None:
         """Remove the first response, which is decoded."""
         self._views.popleft()
         self._changed.resolve(None)
@@ -210,7 +210,7 @@ class JournalDecoding:
     def __init__(self, place: JournalPartition) -> None:
         self._place = place
         self._reader = GroupRecordReader()
-        self.authors = Authors()
+        self.authors = JournalProducers()
         self.left_out: frozenset[Author] = frozenset()
         self._unreadable: dict[Author, CorruptDataError] = {}
 
@@ -245,7 +245,7 @@ class JournalDecoding:
         if records:
             yield records
 
-    def record_authors(self, view: memoryview) -> None:
+    def record_producers(self, view: memoryview) -> None:
         """Record the producers and fences of complete batches without decoding records; a fence has its own batch."""
         for header, batch in self._batches(view):
             self.authors.record_batch(header)
@@ -254,7 +254,7 @@ class JournalDecoding:
 
     def _survey_batch(self, header: BatchHeader, batch: memoryview) -> None:
         try:
-            for key, value, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
+            for key, value, _ in iter_key_values(batch, header, BATCH_BYTES_MAX):
                 if key is not None and is_fence(key):
                     self._record_fence(header, read_fence(key, value))
         except UNREADABLE as error:
@@ -264,7 +264,7 @@ class JournalDecoding:
         at, end = 0, len(view)
         while at < end:
             header = parse_header(view, at)
-            if not crc_ok(view, header, at):
+            if not has_valid_crc(view, header, at):
                 raise CorruptDataError(
                     f"{self._place}: the checksum of the batch at offset {header.base_offset} does not fit: look at "
                     "the log of the broker that leads it, and at its disk"
@@ -279,7 +279,7 @@ class JournalDecoding:
         reader = self._reader
         read_offset, add, known = reader.read_offset, records.append, len(records)
         try:
-            for key, value, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
+            for key, value, _ in iter_key_values(batch, header, BATCH_BYTES_MAX):
                 if key is None:
                     continue
                 if key[:2] == b"\0\1":
@@ -305,7 +305,7 @@ class JournalDecoding:
     def _log_left_out(self, header: BatchHeader, batch: memoryview) -> None:
         names = []
         try:
-            for key, _, _ in read_pairs(batch, header, BATCH_BYTES_MAX):
+            for key, _, _ in iter_key_values(batch, header, BATCH_BYTES_MAX):
                 names.append(f"group {group_of(key)}" if key and group_of(key) is not None else repr(bytes(key or b"")))
         except UNREADABLE as error:
             names.append(str(error))

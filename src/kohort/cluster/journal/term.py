@@ -16,20 +16,20 @@ from typing import Final, TypeAlias
 from kohort.client.net.cluster import Between
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Promise
-from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, fence_of
+from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Author, Fence, make_fence
 from kohort.cluster.journal.journal_partition import (
     SKIP,
     UNFENCED_RECORDS,
     JournalPartition,
     JournalRefused,
     JournalUnavailable,
-    may_retry,
+    is_retriable_request,
 )
 from kohort.cluster.journal.reading import JournalDecoding, JournalReading, ResponseQueue
 from kohort.errors import CorruptDataError, ErrorCode, FencedError, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.protocol import Owner
-from kohort.journal.sealing import packed_pair
+from kohort.journal.sealing import encode_single_record
 from kohort.wire.batch import seal_batch
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdRequest
@@ -101,7 +101,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
     try:
         return await cluster.retrying(new_epoch_once, what, REPEAT_MS)
     except KafkaError as error:
-        raise place.ending_error(error, what) from error
+        raise place.term_ending_error(error, what) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,12 +189,12 @@ class JournalWriter:
             try:
                 return await self._send_produce(batch)
             except KafkaError as error:
-                if isinstance(error, FencedError) or not may_retry(error):
-                    raise place.ending_error(error, "an append was refused") from error
+                if isinstance(error, FencedError) or not is_retriable_request(error):
+                    raise place.term_ending_error(error, "an append was refused") from error
                 last = error
             failures += 1
             await place.back_off(failures)
-            place.check_id()
+            place.check_topic_id()
 
     def _check_sendable(self, last: KafkaError | None = None) -> None:
         """Check that a batch may be sent now, or sent again.
@@ -326,7 +326,7 @@ class JournalTerm:
             view = self._handover.first
             if view is not None:
                 yield from self._decoding.records(view)
-                self._handover.remove_first()
+                self._handover.remove_decoded_response()
             elif self.loaded:
                 return
             else:
@@ -352,7 +352,7 @@ class JournalTerm:
         except (FencedError, JournalRefused, CorruptDataError, JournalUnavailable) as error:
             self._over(error)
         except KafkaError as error:
-            self._over(place.ending_error(error, "the cluster does not answer as it should"))
+            self._over(place.term_ending_error(error, "the cluster does not answer as it should"))
         except Exception as fault:  # noqa: BLE001 - a fault of ours, which the owner logs
             self._over(fault)
 
@@ -375,8 +375,8 @@ class JournalTerm:
 
     async def _write_fence(self, writer: JournalWriter, producer_id: int) -> int:
         """Write a fence under the writer's identity, and return its offset."""
-        fence = fence_of(self._place, producer_id, writer.identity.epoch)
-        payload, count = packed_pair(*fence.encoded())
+        fence = make_fence(self._place, producer_id, writer.identity.epoch)
+        payload, count = encode_single_record(*fence.encoded())
         return (await writer.write(payload, count, self._now_ms)).offset
 
     # -- loading
@@ -404,7 +404,7 @@ class JournalTerm:
     async def _read_until(self, reading: JournalReading, end: int) -> None:
         """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
-            await self._handover.queue_response(await reading.up_to(end))
+            await self._handover.queue_for_decoding(await reading.up_to(end))
             self._owner.continue_reading()
         await self._handover.wait_decoded()
 
@@ -412,8 +412,8 @@ class JournalTerm:
         """Read producer ids up to an offset, and return the producers that no fence proves to be coordinators."""
         reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
-            decoding.record_authors(await reading.up_to(end))
-        return frozenset(decoding.authors.unfenced())
+            decoding.record_producers(await reading.up_to(end))
+        return frozenset(decoding.authors.producers_without_fence())
 
     def _check_authors(self, own: TermIdentity) -> None:
         """Check that all records were written by coordinators.
@@ -429,7 +429,11 @@ class JournalTerm:
             raise JournalUnavailable(f"{place}: the own fence is not where it was written")
         if newest.epoch > own.epoch:
             raise FencedError(f"{place}: coordinator {newest.coordinator} at {newest.host}:{newest.port} has begun")
-        foreign = {author: at for author, at in authors.unfenced().items() if author not in self._decoding.left_out}
+        foreign = {
+            author: at
+            for author, at in authors.producers_without_fence().items()
+            if author not in self._decoding.left_out
+        }
         if foreign:
             ids = ", ".join(f"{author[0]} (offset {at})" for author, at in sorted(foreign.items())[:10])
             raise JournalRefused(
@@ -473,7 +477,7 @@ class JournalTerm:
         reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
         if view is not None:
-            decoding.record_authors(view)
+            decoding.record_producers(view)
         return decoding.authors.fences.get(FIRST)
 
     # -- serving
@@ -504,7 +508,7 @@ class JournalTerm:
 
         Compaction keeps only one of them.
         """
-        return packed_pair(*fence_of(self._place, identity.producer_id, identity.epoch).encoded())
+        return encode_single_record(*make_fence(self._place, identity.producer_id, identity.epoch).encoded())
 
     async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
         """Wait for an append, a new epoch, or the time when something has to be written."""

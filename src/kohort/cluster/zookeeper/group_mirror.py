@@ -49,8 +49,8 @@ from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
-from kohort.groups.effects import ShownPushGroup, ShowPushGroupsReply
-from kohort.groups.events import OwnersMissing, ShowPushGroups
+from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
+from kohort.groups.events import OwnerNodesDeleted, ShowPushGroups
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 
@@ -74,7 +74,7 @@ class MirroredGroup:
 
     name: str
     came: bool = False
-    shown: ShownPushGroup | None = None
+    shown: MirroredPushGroup | None = None
     nodes: dict[str, bytes] | None = None
     registered: dict[TopicPartition, str] | None = None
     reported: bool = False
@@ -131,7 +131,7 @@ class MirroredShard:
         """Return the groups whose owners' nodes in ZooKeeper were last read before a time."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
-    def record_reads(self, names: list[str], now_s: float, every_s: float) -> None:
+    def record_owner_reads(self, names: list[str], now_s: float, every_s: float) -> None:
         """Record that these groups' owners' nodes were read. Groups read at once become due one after the other."""
         for later, name in zip(reversed(range(len(names))), names, strict=True):
             self.looked.pop(name, None)
@@ -142,7 +142,7 @@ class MirroredShard:
         del self.groups[name]
         self.looked.pop(name, None)
 
-    def forget_contents(self) -> None:
+    def forget_node_contents(self) -> None:
         """Forget the known content of the due groups' nodes, so that it is read from ZooKeeper again."""
         for name in self.due:
             self.groups[name].nodes = None
@@ -166,8 +166,8 @@ class MirrorPlan:
     sets: list[Change] = field(default_factory=list)
     deletes: list[Change] = field(default_factory=list)
     marks: list[Change] = field(default_factory=list)
-    done: list[tuple[MirroredGroup, ShownPushGroup | None]] = field(default_factory=list)
-    owners: list[tuple[MirroredGroup, ShownPushGroup]] = field(default_factory=list)
+    done: list[tuple[MirroredGroup, MirroredPushGroup | None]] = field(default_factory=list)
+    owners: list[tuple[MirroredGroup, MirroredPushGroup]] = field(default_factory=list)
     again: set[str] = field(default_factory=set)
 
     def plan_node(self, group: MirroredGroup, path: str, data: bytes, top: str) -> None:
@@ -185,7 +185,7 @@ class MirrorPlan:
             self.sets.append(Change(path, data))
         nodes[path] = data
 
-    def plan_checksum(self, group: MirroredGroup, data: bytes) -> None:
+    def plan_owners_checksum(self, group: MirroredGroup, data: bytes) -> None:
         """Plan the checksum in the node above a group's owner nodes; it is written after these are complete."""
         assert group.nodes is not None
         top = group.owners_path
@@ -247,7 +247,7 @@ class GroupMirror:
         self._tops_due = self._names_due = True
         self.meter = ZooKeeperMirrorMetrics()
 
-    def run_soon(self, *_: object) -> None:
+    def request_early_run(self, *_: object) -> None:
         """Let the mirror run before its interval is over, because a group has changed."""
         self._news.set()
 
@@ -285,7 +285,7 @@ class GroupMirror:
             self._connection, self._tops_due, self._names_due = self._coordination.connections, True, True
             for view in self._known.values():
                 view.due.update(dict.fromkeys(view.groups))
-                view.forget_contents()
+                view.forget_node_contents()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
                 await self._coordination.session.make_path(top)
@@ -309,9 +309,9 @@ class GroupMirror:
         except BaseException:
             self._tops_due = True
             for view in self._known.values():
-                view.forget_contents()
+                view.forget_node_contents()
             raise
-        self.meter.record_written(began_s)
+        self.meter.record_mirror_written(began_s)
 
     def _look_at_leaders(self) -> None:
         """Mark groups as due if partition leaders have changed, because the names of owner nodes contain the leader.
@@ -336,7 +336,7 @@ class GroupMirror:
         for top in (OWNERS, OFFSETS):
             for node in await self._coordination.session.children(top):
                 name = name_of(node)
-                found.setdefault(self._host.groups.index_of(name), set()).add(name)
+                found.setdefault(self._host.groups.shard_index_of(name), set()).add(name)
         return found
 
     async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
@@ -347,7 +347,7 @@ class GroupMirror:
             if not answer.done():
                 answer.set_result(value)
 
-        self._host.groups.ask_at(index, ShowPushGroups(self._host.next_request_id(), whole), take_shard_answer)
+        self._host.groups.ask_shard(index, ShowPushGroups(self._host.next_request_id(), whole), take_shard_answer)
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 
@@ -378,7 +378,7 @@ class GroupMirror:
             view = MirroredShard({name: MirroredGroup(name) for name in names})
         now_s, every_s = self._now_s(), self._owners_look_s
         whole = view.lost or (bool(view.groups) and now_s - view.walked_s > every_s)
-        if whole or shard.has_unshown:
+        if whole or shard.has_unpublished_push_groups:
             view.lost = True
             reply = await self._shown(shard.index, whole=whole)
             if reply is None:
@@ -397,7 +397,7 @@ class GroupMirror:
                 await self._plan_gone(group, plan)
             elif await self._plan(group, group.shown, plan, is_due=name in overdue):
                 read.append(name)
-        view.record_reads(read, now_s, every_s)
+        view.record_owner_reads(read, now_s, every_s)
 
     async def _plan_gone(self, group: MirroredGroup, plan: MirrorPlan) -> None:
         if group.nodes is None:
@@ -406,7 +406,7 @@ class GroupMirror:
             plan.delete(group, path)
         plan.done.append((group, None))
 
-    async def _plan(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan, *, is_due: bool) -> bool:
+    async def _plan(self, group: MirroredGroup, shown: MirroredPushGroup, plan: MirrorPlan, *, is_due: bool) -> bool:
         """Plan the ZooKeeper changes of a group; return whether its owner nodes were read from ZooKeeper first."""
         first, was_told = group.nodes is None, group.reported
         changed = shown.settled and not group.reported and group.registered != shown.owners
@@ -427,13 +427,13 @@ class GroupMirror:
         self._plan_offsets(group, shown, plan)
         if was_told and shown.settled:  # the rebalance is done, or none was needed: owners are written now
             group.reported, group.registered = False, {}
-            self.run_soon()
+            self.request_early_run()
         if was_told or group.reported:
             plan.again.add(group.name)
         plan.done.append((group, shown))
         return is_read
 
-    def _report_missing(self, group: MirroredGroup, shown: ShownPushGroup) -> None:
+    def _report_missing(self, group: MirroredGroup, shown: MirroredPushGroup) -> None:
         nodes, wanted = group.nodes or {}, shown.owners
         registered = group.registered
         if registered is None:
@@ -444,10 +444,10 @@ class GroupMirror:
         lost = partitions_missing_owner_nodes(registered, wanted, owners)
         if lost and not group.reported:
             group.reported = True
-            self._host.groups.queue_event(group.name, OwnersMissing(group.name, lost))
-            self.run_soon()
+            self._host.groups.queue_event(group.name, OwnerNodesDeleted(group.name, lost))
+            self.request_early_run()
 
-    def _plan_owners(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan) -> None:
+    def _plan_owners(self, group: MirroredGroup, shown: MirroredPushGroup, plan: MirrorPlan) -> None:
         top, wanted = group.owners_path, dict[str, bytes]()
         for part, owner in shown.owners.items():
             wanted[partition_path(top, part, self._leader(part))] = owner.encode()
@@ -457,10 +457,10 @@ class GroupMirror:
                 plan.delete(group, path)
         for path, data in wanted.items():
             plan.plan_node(group, path, data, OWNERS)
-        plan.plan_checksum(group, checksum(shown.owners))
+        plan.plan_owners_checksum(group, checksum(shown.owners))
         plan.owners.append((group, shown))
 
-    def _plan_offsets(self, group: MirroredGroup, shown: ShownPushGroup, plan: MirrorPlan) -> None:
+    def _plan_offsets(self, group: MirroredGroup, shown: MirroredPushGroup, plan: MirrorPlan) -> None:
         top = group.offsets_path
         assert group.nodes is not None
         is_first = not group.offset_paths
@@ -506,7 +506,7 @@ class GroupMirror:
         await self._send_changes(guard, plan.deletes, window=1)
         await self._send_changes(guard, plan.marks, window=WINDOW)
         for group, shown in plan.done:
-            view = self._known[self._host.groups.index_of(group.name)]
+            view = self._known[self._host.groups.shard_index_of(group.name)]
             if group.name not in plan.again:
                 del view.due[group.name]
             if shown is None:

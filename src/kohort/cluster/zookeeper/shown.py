@@ -33,7 +33,7 @@ END_S = 2.0
 """Timeout of the last write at shutdown; the next process that leads writes what is still missing."""
 
 
-async def show_topics(coordination: ZooKeeperCoordination, host: GroupHost) -> None:
+async def mirror_leader_topics(coordination: ZooKeeperCoordination, host: GroupHost) -> None:
     """Mirror the topics in ZooKeeper for as long as this process leads."""
     shown = None
     while True:
@@ -86,10 +86,10 @@ class BrokerInZooKeeper:
         log.info("registered in ZooKeeper: broker %d at %s is the coordinator of all groups", me.id, me.address)
         mirror = self._mirror = GroupMirror(self._coordination, node, owners_look_s=self._owners_look_s)
         node.metrics.mirror = mirror.meter
-        node.on_rebalanced = mirror.run_soon
-        self._coordination.on_changes(mirror.run_soon)
+        node.on_rebalanced = mirror.request_early_run
+        self._coordination.on_changes(mirror.request_early_run)
         self._run_in_background(mirror.watch(), "groups in ZooKeeper")
-        self._run_in_background(show_topics(self._coordination, node), "topics in ZooKeeper")
+        self._run_in_background(mirror_leader_topics(self._coordination, node), "topics in ZooKeeper")
 
     async def close(self) -> None:
         """Write pending changes, and unregister."""

@@ -93,7 +93,7 @@ class ClassicNotification(ClassicMembers):
             self.notify_if_none_awaited(step)
         return True
 
-    def heartbeat_result(self, step: Step, member: ClassicMember) -> ErrorCode:
+    def heartbeat_error_code(self, step: Step, member: ClassicMember) -> ErrorCode:
         """Return the error code of a heartbeat response that is sent now: NONE or REBALANCE_IN_PROGRESS.
 
         While a notification is deferred, a member gets NONE if its next heartbeat is due before the end of the
@@ -116,7 +116,7 @@ class ClassicNotification(ClassicMembers):
         if why is Release.DISCONNECTED:
             step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
             return
-        step.reply(event.request, HeartbeatReply(self.heartbeat_result(step, member)))
+        step.reply(event.request, HeartbeatReply(self.heartbeat_error_code(step, member)))
         self.notify_if_none_awaited(step)
 
     def refuse_long_poll(self, step: Step, event: Heartbeat, error: ErrorCode, message: str | None) -> None:
@@ -131,7 +131,9 @@ class ClassicNotification(ClassicMembers):
         """
         now_ms = step.now.mono_ms
         self.end_deferral()
-        gathers = self.longest_interval_ms() or any(self.is_suspected(step, member) for member in self.members.values())
+        gathers = self.longest_tolerant_interval_ms() or any(
+            self.is_suspected(step, member) for member in self.members.values()
+        )
         if not gathers or COOPERATIVE in (self.protocol or "") or step.config.notify_at_once == "off":
             self.notify_members(step)
             return
@@ -161,7 +163,7 @@ class ClassicNotification(ClassicMembers):
             deferral.until_ms = min(ends_ms, deferral.began_ms + longest_ms)
             deferral.extended = True
         else:
-            last_ms = now_ms + min(self.longest_interval_ms(), self.rebalance_timeout_ms() // USUAL_PART)
+            last_ms = now_ms + min(self.longest_tolerant_interval_ms(), self.rebalance_timeout_ms() // USUAL_PART)
             dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
             due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
             deferral.until_ms = min(due_ms + LATE_MS, last_ms)
@@ -181,7 +183,7 @@ class ClassicNotification(ClassicMembers):
         if not deferral.extended or deferral.until_ms <= step.now.mono_ms:
             self.notify_members(step)
 
-    def longest_interval_ms(self) -> int:
+    def longest_tolerant_interval_ms(self) -> int:
         """Return the longest known heartbeat interval of clients that tolerate delayed heartbeats; 0 if none."""
         return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
@@ -216,7 +218,7 @@ class ClassicNotification(ClassicMembers):
             self.deferral.timer.cancel()
             self.deferral = None
 
-    def stop_awaiting(self, step: Step, member: ClassicMember, error: ErrorCode) -> None:
+    def release_awaited_member(self, step: Step, member: ClassicMember, error: ErrorCode) -> None:
         """Answer a member's delayed heartbeat with an error and stop awaiting it: it joins, leaves or is replaced."""
         self.cancel_long_poll(step, member, error)
         if self.deferral is not None:

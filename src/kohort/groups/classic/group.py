@@ -54,7 +54,7 @@ from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline, Timer
 
 
-def contradicts(asked: str | None, actual: str | None) -> bool:
+def names_other_protocol(asked: str | None, actual: str | None) -> bool:
     """Return whether a protocol name in a request differs from the group's; None, a missing name, never does."""
     return asked is not None and actual is not None and asked != actual
 
@@ -62,7 +62,7 @@ def contradicts(asked: str | None, actual: str | None) -> bool:
 class ClassicRequests(ClassicRebalance):
     """The handling of requests from the members of a classic group."""
 
-    def member_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
+    def member_request_error(self, member_id: str, instance_id: str | None) -> ErrorCode:
         """Return the error for a member that is not in the group or was replaced under its instance id, else NONE.
 
         If a restart interrupted a rebalance, the id that is not on record may be the newer one of this static member.
@@ -90,31 +90,31 @@ class ClassicRequests(ClassicRebalance):
     def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a JoinGroup, or return the error that refuses it."""
         config = step.config
-        refused = admission.check_join(config, event)
+        refused = admission.join_request_error(config, event)
         if refused is not ErrorCode.NONE:
             return refused
-        if self.place_error(step, event) is not ErrorCode.NONE:
+        if self.join_capacity_error(step, event) is not ErrorCode.NONE:
             if event.member_id in self.members:
                 text = f"no room for member {event.member_id}"
                 self.evict_member(step, Cause(RebalanceReason.EVICTED, text, event.member_id))
-            self.on_pending_end(step, event.member_id)
+            self.on_pending_id_expired(step, event.member_id)
             return ErrorCode.GROUP_MAX_SIZE_REACHED
-        refused = self.protocol_error(step, event)
+        refused = self.joining_protocol_error(step, event)
         if refused is not ErrorCode.NONE:
             return refused
         if not event.member_id:
-            self.join_new(step, event)
+            self.join_without_id(step, event)
             return ErrorCode.NONE
-        return self.join_known(step, event)
+        return self.join_with_id(step, event)
 
-    def protocol_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+    def joining_protocol_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Return why a member's protocols do not fit the group, NONE if they do."""
         too_many = len(event.protocols) > step.config.protocols_max
         if too_many or not self.supports(event.protocol_type, event.protocols):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-        return ErrorCode.GROUP_MAX_SIZE_REACHED if self.outgrows_record(step, event) else ErrorCode.NONE
+        return ErrorCode.GROUP_MAX_SIZE_REACHED if self.would_outgrow_record(step, event) else ErrorCode.NONE
 
-    def place_error(self, step: Step, event: JoinGroup) -> ErrorCode:
+    def join_capacity_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Return GROUP_MAX_SIZE_REACHED if the group is full for this member, else NONE.
 
         In a join phase, the first members to join have the places.
@@ -125,9 +125,9 @@ class ClassicRequests(ClassicRebalance):
             taken = 0
         elif self.state is GroupState.PREPARING_REBALANCE:
             taken, has_place = self.awaiting_join, member is not None and member.join_request is not None
-        return admission.member_place_error(step.config.group_max_size, taken, has_place=has_place)
+        return admission.group_full_error(step.config.group_max_size, taken, has_place=has_place)
 
-    def outgrows_record(self, step: Step, event: JoinGroup) -> bool:
+    def would_outgrow_record(self, step: Step, event: JoinGroup) -> bool:
         """Return whether this member could make the group's record exceed its limit; the member is refused then."""
         member = self.members.get(event.member_id)
         before = 0 if member is None else member.size
@@ -143,7 +143,7 @@ class ClassicRequests(ClassicRebalance):
         )
         return True
 
-    def join_new(self, step: Step, event: JoinGroup) -> None:
+    def join_without_id(self, step: Step, event: JoinGroup) -> None:
         """Process a JoinGroup without id: a static member may replace its predecessor; others get an id (KIP-394)."""
         if self.saved is None:  # a group that only holds offsets would disappear with the last of them
             step.emit(GroupSaved(self.group_id, "", self.generation, None, None, step.now.wall_ms, ()))
@@ -154,12 +154,12 @@ class ClassicRequests(ClassicRebalance):
                 return
         elif event.requires_known_id:
             timer = Timer(Deadline.PENDING_MEMBER, self.group_id, event.new_member_id)
-            self.pending.give_id(event.new_member_id, PendingMember(timer, event.connection))
+            self.pending.record_given_id(event.new_member_id, PendingMember(timer, event.connection))
             step.start_timer(timer, event.session_timeout_ms)
             step.remember_connection(event.connection, self.group_id, event.new_member_id)
             step.reply(event.request, JoinGroupReply(ErrorCode.MEMBER_ID_REQUIRED, member_id=event.new_member_id))
-            while (surplus := self.pending.surplus_id()) is not None:
-                self.on_pending_end(step, surplus)
+            while (surplus := self.pending.oldest_surplus_id()) is not None:
+                self.on_pending_id_expired(step, surplus)
             return
         self.add_new_member(step, event, event.new_member_id, notified=event.instance_id is not None)
 
@@ -181,16 +181,16 @@ class ClassicRequests(ClassicRebalance):
         text = f"member {member_id} joined (reason: {event.reason or 'not given'})"
         self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, member_id))
 
-    def join_known(self, step: Step, event: JoinGroup) -> ErrorCode:
+    def join_with_id(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a join with a member id, pending or in the group."""
         if event.member_id in self.pending and event.instance_id is None:
             self.add_new_member(step, event, event.member_id, notified=True)
             return ErrorCode.NONE
-        error = self.member_error(event.member_id, event.instance_id)
+        error = self.member_request_error(event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
             return error
         member = self.members[event.member_id]
-        member.was_heard(step, event.connection)
+        member.on_member_request(step, event.connection)
         unchanged = member.protocols == event.protocols
         leads = self.is_leader(event.member_id)
         settled = self.state is GroupState.COMPLETING_REBALANCE or (self.state is GroupState.STABLE and not leads)
@@ -236,7 +236,7 @@ class ClassicRequests(ClassicRebalance):
         fenced = JoinGroupReply(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)
         self.answer_join(step, old, fenced)
         old.answer_sync(step, SyncGroupReply(ErrorCode.FENCED_INSTANCE_ID))
-        self.stop_awaiting(step, old, ErrorCode.FENCED_INSTANCE_ID)
+        self.release_awaited_member(step, old, ErrorCode.FENCED_INSTANCE_ID)
         self.count_votes(old, -1)
         old.session.cancel()
         old.unbind(step)
@@ -256,9 +256,9 @@ class ClassicRequests(ClassicRebalance):
             f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
         )
         self.owes_look |= read_topics(old.metadata(self.protocol)) != read_topics(new.metadata(self.protocol))
-        self.after_replacement(step, new, event, old_leader)
+        self.after_static_replacement(step, new, event, old_leader)
 
-    def after_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
+    def after_static_replacement(self, step: Step, new: ClassicMember, event: JoinGroup, old_leader: str) -> None:
         """Keep a stable group's assignment after a static member returned under a new id, or start a rebalance.
 
         The assignment is kept unless the protocol or a leader's topics have changed. A returning leader notices only
@@ -270,7 +270,7 @@ class ClassicRequests(ClassicRebalance):
         if keeps and self.is_leader(new.member_id):
             keeps = self.subscribed is None or self.topics_hash == self.current_topics_hash(step)
         if self.state is GroupState.STABLE and keeps:
-            self.write_group(step)
+            self.write_group_record(step)
             reply = self.join_reply(new)
             leads = self.is_leader(new.member_id)
             self.leader_unaware |= leads
@@ -283,7 +283,7 @@ class ClassicRequests(ClassicRebalance):
         text = f"static member {event.instance_id} came back"
         self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, new.member_id))
 
-    def write_group(self, step: Step) -> None:
+    def write_group_record(self, step: Step) -> None:
         """Write the group's record, and update the subscriptions from it."""
         members = tuple(member.saved(self.protocol) for member in self.members.values())
         step.emit(
@@ -309,20 +309,22 @@ class ClassicRequests(ClassicRebalance):
         """Process a SyncGroup, or return the error that refuses it."""
         if self.state is GroupState.EMPTY:
             return ErrorCode.UNKNOWN_MEMBER_ID
-        error = self.member_error(event.member_id, event.instance_id)
+        error = self.member_request_error(event.member_id, event.instance_id)
         if error is not ErrorCode.NONE:
             return error
-        self.members[event.member_id].was_heard(step, event.connection)
+        self.members[event.member_id].on_member_request(step, event.connection)
         if not self.is_current_generation(event.generation):
             return ErrorCode.ILLEGAL_GENERATION
-        if contradicts(event.protocol_type, self.protocol_type) or contradicts(event.protocol_name, self.protocol):
+        if names_other_protocol(event.protocol_type, self.protocol_type) or names_other_protocol(
+            event.protocol_name, self.protocol
+        ):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if self.state is GroupState.PREPARING_REBALANCE:
             return ErrorCode.REBALANCE_IN_PROGRESS
         if self.refused_generation == event.generation:
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         member = self.members[event.member_id]
-        self.note_sync(step, event.member_id)
+        self.record_member_sync(step, event.member_id)
         if self.state is GroupState.STABLE:
             member.touch(step, member.session_timeout_ms)
             step.reply(event.request, self.sync_reply(member))
@@ -346,10 +348,10 @@ class ClassicRequests(ClassicRebalance):
             self.refuse_generation(step)
             return
         self.set_state(GroupState.STABLE)
-        self.write_group(step)
+        self.write_group_record(step)
         self.topics_hash = self.current_topics_hash(step)
         self.leader_unaware, self.left_out = False, None
-        self.report_completed(step)
+        self.report_rebalance_completed(step)
         for member in self.members.values():
             if member.answer_sync(step, self.sync_reply(member)):
                 member.touch(step, member.session_timeout_ms)
@@ -364,7 +366,7 @@ class ClassicRequests(ClassicRebalance):
         )
         self.refused_generation = self.generation
         for member in self.members.values():
-            self.forget_assignment(member)
+            self.clear_member_assignment(member)
             member.answer_sync(step, SyncGroupReply(ErrorCode.GROUP_MAX_SIZE_REACHED))
 
     def heartbeat(self, step: Step, event: Heartbeat) -> None:
@@ -375,12 +377,12 @@ class ClassicRequests(ClassicRebalance):
                 self.rebalance_if_unowned(step)
             member = self.members[event.member_id]
             if member.connection != event.connection or member.lost:
-                member.was_heard(step, event.connection)
+                member.on_member_request(step, event.connection)
             self.on_member_heartbeat(step, member, event)
             member.touch(step, member.session_timeout_ms)
             if self.delay_heartbeat(step, member, event):
                 return
-            error = self.heartbeat_result(step, member)
+            error = self.heartbeat_error_code(step, member)
         step.reply(event.request, HeartbeatReply(error))
         if error is ErrorCode.REBALANCE_IN_PROGRESS:
             self.notify_if_none_awaited(step)
@@ -388,7 +390,7 @@ class ClassicRequests(ClassicRebalance):
     def heartbeat_error(self, event: Heartbeat) -> ErrorCode:
         """Return the error for a heartbeat from an unknown member or another generation, else NONE."""
         if event.member_id not in self.members or event.instance_id is not None:
-            error = self.member_error(event.member_id, event.instance_id)
+            error = self.member_request_error(event.member_id, event.instance_id)
             if error is not ErrorCode.NONE:
                 return error
         return NO_ERROR if self.is_current_generation(event.generation) else ErrorCode.ILLEGAL_GENERATION
@@ -399,7 +401,7 @@ class ClassicRequests(ClassicRebalance):
         gone = []
         before = len(self.members)
         for leaving in event.members:
-            error = self.remove_leaving(step, leaving)
+            error = self.remove_leaving_member(step, leaving)
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
             if error is ErrorCode.NONE:
                 gone.append(leaving)
@@ -407,7 +409,7 @@ class ClassicRequests(ClassicRebalance):
         if gone:
             self.rebalance_after_removal(step, leave_cause(gone), is_cause=len(self.members) < before)
 
-    def remove_leaving(self, step: Step, leaving: LeavingMember) -> ErrorCode:
+    def remove_leaving_member(self, step: Step, leaving: LeavingMember) -> ErrorCode:
         """Remove one member that a LeaveGroup names, or an id that nobody joined with yet; return an error or NONE."""
         member_id = leaving.member_id
         if not member_id:
@@ -416,16 +418,16 @@ class ClassicRequests(ClassicRebalance):
                 return ErrorCode.UNKNOWN_MEMBER_ID
             member_id = found
         elif member_id not in self.pending:
-            error = self.member_error(member_id, leaving.instance_id)
+            error = self.member_request_error(member_id, leaving.instance_id)
             if error is not ErrorCode.NONE:
                 return error
         step.log(self.group_id, f"member {member_id} left (reason: {leaving.reason or 'not given'})")
         self.remove_member(step, member_id)
         return ErrorCode.NONE
 
-    def on_pending_end(self, step: Step, member_id: str) -> None:
+    def on_pending_id_expired(self, step: Step, member_id: str) -> None:
         """Drop a member id given out (KIP-394) that was not used in time or does not fit; continue the join phase."""
-        if self.drop_pending(step, member_id):
+        if self.drop_pending_id(step, member_id):
             self.complete_if_all_joined(step)
 
     def build_soft_state(self, step: Step) -> None:
@@ -459,13 +461,13 @@ class ClassicRequests(ClassicRebalance):
             text = f"{len(self.members)} members are more than group.max.size"
             self.prepare_rebalance(step, Cause(RebalanceReason.EVICTED, text))
         else:
-            self.check_after_load(step)
+            self.check_static_group_after_load(step)
 
     # -- Classic members whose connection ended without a leave; `failure_detector` defines their grace period
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
         """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
-        self.drop_untold(step, member_id)
+        self.evict_uninformed_member(step, member_id)
         member = self.members.get(member_id)
         if member is None or member.connection != event.connection:
             return
@@ -478,7 +480,7 @@ class ClassicRequests(ClassicRebalance):
             interval_ms=member.session_timeout_ms // 3,
         )
 
-    def drop_untold(self, step: Step, member_id: str) -> None:
+    def evict_uninformed_member(self, step: Step, member_id: str) -> None:
         """Evict a new member that never learned its id: its connection ended before a reply told it."""
         member = self.members.get(member_id)
         if member_id in self.pending or (member is not None and not member.notified):
@@ -556,11 +558,11 @@ TABLE: Table = {
                          ClassicRebalance.on_session_end, PREPARING, EMPTY),
     },
     Deadline.PENDING_MEMBER: {
-        EMPTY: reaction("the member id is dropped", ClassicRequests.on_pending_end),
+        EMPTY: reaction("the member id is dropped", ClassicRequests.on_pending_id_expired),
         PREPARING: reaction("the member id is dropped, which may end the join phase",
-                            ClassicRequests.on_pending_end, COMPLETING, EMPTY),
-        COMPLETING: reaction("the member id is dropped", ClassicRequests.on_pending_end),
-        STABLE: reaction("the member id is dropped", ClassicRequests.on_pending_end),
+                            ClassicRequests.on_pending_id_expired, COMPLETING, EMPTY),
+        COMPLETING: reaction("the member id is dropped", ClassicRequests.on_pending_id_expired),
+        STABLE: reaction("the member id is dropped", ClassicRequests.on_pending_id_expired),
     },
     Deadline.JOIN_PHASE: {
         EMPTY: _NO_JOIN_PHASE,
@@ -614,12 +616,12 @@ class ClassicGroup(ClassicRequests):
         if generation < 0 and not event.member_id and event.instance_id is None:
             return ErrorCode.UNKNOWN_MEMBER_ID
         if event.member_id not in self.members or event.instance_id is not None:
-            error = self.member_error(event.member_id, event.instance_id)
+            error = self.member_request_error(event.member_id, event.instance_id)
             if error is not NO_ERROR:
                 return error
         if not self.is_current_generation(generation):
             return ErrorCode.ILLEGAL_GENERATION
-        if self.state is COMPLETING or (self.awaiting_join and self.has_given_up(event)):
+        if self.state is COMPLETING or (self.awaiting_join and self.has_revoked_to_join(event)):
             return ErrorCode.REBALANCE_IN_PROGRESS
         return NO_ERROR
 
@@ -629,12 +631,12 @@ class ClassicGroup(ClassicRequests):
             return ErrorCode.NONE
         if event.generation < 0 and not event.member_id and event.instance_id is None:
             return ErrorCode.NONE
-        error = self.member_error(event.member_id, event.instance_id)
+        error = self.member_request_error(event.member_id, event.instance_id)
         if error is ErrorCode.NONE and not self.is_current_generation(event.generation):
             error = ErrorCode.ILLEGAL_GENERATION
         return error
 
-    def has_given_up(self, event: OffsetCommit) -> bool:
+    def has_revoked_to_join(self, event: OffsetCommit) -> bool:
         """Return whether an eager member commits while its JoinGroup waits: by then it has revoked its partitions.
 
         Kafka processes a connection's requests one after the other. It would see such a commit after the rebalance, and

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE, read_topics
-from kohort.groups.admission import GivenIds
+from kohort.groups.admission import UnusedMemberIds
 from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
@@ -126,7 +126,7 @@ class ClassicMember(MonitoredMember):
         self.sync_request = None
         return True
 
-    def was_heard(self, step: Step, connection: int) -> None:
+    def on_member_request(self, step: Step, connection: int) -> None:
         """Record a request of the member: bind it to its connection, and end its grace period."""
         if connection != self.connection:
             self.bind(step, connection)
@@ -212,7 +212,7 @@ class ClassicMembers(GroupMembership):
         self.leader: str | None = None
         self.members: dict[str, ClassicMember] = {}
         self.static_ids: dict[str | None, str] = {}
-        self.pending: GivenIds[PendingMember] = GivenIds()
+        self.pending: UnusedMemberIds[PendingMember] = UnusedMemberIds()
         self.votes: dict[str, int] = {}
         self.awaiting_join = 0
         self.pending_sync: dict[str, None] = {}
@@ -317,22 +317,22 @@ class ClassicMembers(GroupMembership):
         """Yield each member's id, its connection, and whether that has ended; pending ids are left out."""
         return ((member.member_id, member.connection, member.is_gone) for member in self.members.values())
 
-    def expires_offsets(self) -> bool:
+    def may_expire_offsets(self) -> bool:
         """Return whether offsets may expire now: the group is empty, or stable with readable subscriptions."""
         if self.state is GroupState.EMPTY:
             return True
-        return self.state is GroupState.STABLE and self.knows_topics() and self.subscribed is not None
+        return self.state is GroupState.STABLE and self.knows_subscribed_topics() and self.subscribed is not None
 
     def empty_since_ms(self) -> int:
         """Return when the record of an empty group that had members was written."""
         saved = self.saved
         return saved.state_ms if self.state is GroupState.EMPTY and saved is not None and saved.protocol_type else -1
 
-    def awaits_members(self) -> bool:
+    def has_unused_member_ids(self) -> bool:
         """Return whether a member id was given out (KIP-394) and is still unused."""
         return bool(self.pending)
 
-    def knows_topics(self) -> bool:
+    def knows_subscribed_topics(self) -> bool:
         """Return whether every member's metadata shows its topics; True for a group without members."""
         return self.state is GroupState.EMPTY or self.protocol_type == CONSUMER_PROTOCOL_TYPE
 
@@ -364,15 +364,15 @@ class ClassicMembers(GroupMembership):
             self.started = 0
         return False
 
-    def apply_saved(self, record: GroupSaved) -> None:
+    def apply_group_saved(self, record: GroupSaved) -> None:
         """Apply the record of a stable generation, or of an empty group. Only the ledger calls this."""
         self.saved = record
 
-    def apply_started(self, record: GenerationStarted) -> None:
+    def apply_generation_started(self, record: GenerationStarted) -> None:
         """Apply the record that a generation has begun. Only the ledger calls this."""
         self.started = record.generation
 
     appliers: ClassVar[Appliers] = {
-        GroupSaved: apply_saved,
-        GenerationStarted: apply_started,
+        GroupSaved: apply_group_saved,
+        GenerationStarted: apply_generation_started,
     }

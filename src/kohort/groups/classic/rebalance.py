@@ -50,11 +50,11 @@ class ClassicRebalance(ClassicNotification):
         self.members[member.member_id] = member
         self.count_votes(member, 1)
         self.await_join(step, member, request)
-        self.drop_pending(step, member.member_id)
+        self.drop_pending_id(step, member.member_id)
 
     def await_join(self, step: Step, member: ClassicMember, request: int) -> None:
         """Keep a JoinGroup waiting; an earlier one of the member is answered, so that no request stays open."""
-        self.stop_awaiting(step, member, ErrorCode.REBALANCE_IN_PROGRESS)
+        self.release_awaited_member(step, member, ErrorCode.REBALANCE_IN_PROGRESS)
         if member.join_request is None:
             self.awaiting_join += 1
         else:
@@ -79,7 +79,7 @@ class ClassicRebalance(ClassicNotification):
         member = self.members.pop(member_id, None)
         if member is not None:
             self.count_votes(member, -1)
-            self.stop_awaiting(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
+            self.release_awaited_member(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
             self.answer_join(step, member, JoinGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
             member.answer_sync(step, SyncGroupReply(ErrorCode.UNKNOWN_MEMBER_ID))
             if member.instance_id is not None:
@@ -88,12 +88,12 @@ class ClassicRebalance(ClassicNotification):
             member.unbind(step)
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
-        self.drop_pending(step, member_id)
+        self.drop_pending_id(step, member_id)
         self.pending_sync.pop(member_id, None)
 
-    def drop_pending(self, step: Step, member_id: str) -> bool:
+    def drop_pending_id(self, step: Step, member_id: str) -> bool:
         """Drop a pending member id; False if it is not pending."""
-        pending = self.pending.take_id(member_id)
+        pending = self.pending.take_given_id(member_id)
         if pending is None:
             return False
         pending.timer.cancel()
@@ -109,15 +109,15 @@ class ClassicRebalance(ClassicNotification):
             self.prepare_rebalance(step, cause)
         else:
             if cause.reason is not RebalanceReason.REJOINED:
-                step.rebalance_caused(self.group_id, cause)
+                step.record_rebalance_cause(self.group_id, cause)
             self.complete_if_all_joined(step)
 
     def prepare_rebalance(self, step: Step, cause: Cause) -> None:
         """Start a join phase. Members that wait on a SyncGroup are told to join again. Source: spec 3.8."""
-        step.rebalance_caused(self.group_id, cause)
+        step.record_rebalance_cause(self.group_id, cause)
         if self.state is GroupState.COMPLETING_REBALANCE:
             for member in self.members.values():
-                self.forget_assignment(member)
+                self.clear_member_assignment(member)
                 if member.answer_sync(step, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
                     member.touch(step, member.session_timeout_ms)
         self.pending_sync.clear()
@@ -146,7 +146,7 @@ class ClassicRebalance(ClassicNotification):
         self.previous_state = self.state
         self.state = state
 
-    def report_completed(self, step: Step) -> None:
+    def report_rebalance_completed(self, step: Step) -> None:
         """Report the rebalance as complete: the assignments are sent, and all members work."""
         now_ms = step.now.mono_ms
         still = [
@@ -159,7 +159,7 @@ class ClassicRebalance(ClassicNotification):
         for member in self.members.values():
             member.stopped_ms = None
 
-    def forget_assignment(self, member: ClassicMember) -> None:
+    def clear_member_assignment(self, member: ClassicMember) -> None:
         """Remove a member's assignment, because the member must join again to get one."""
         self.set_assignment(member, b"")
 
@@ -201,10 +201,10 @@ class ClassicRebalance(ClassicNotification):
             self.remove_member(step, member_id)
         if absent:
             cause = _evicted(absent, "join")
-            step.rebalance_caused(self.group_id, cause)
+            step.record_rebalance_cause(self.group_id, cause)
             step.log(self.group_id, cause.text)
         if not self.members:
-            self.become_empty(step)
+            self.write_empty_group(step)
             return
         if not self.elect_leader():
             step.log(self.group_id, "no member joined in time; static members stay in the group", Level.WARNING)
@@ -223,7 +223,7 @@ class ClassicRebalance(ClassicNotification):
                 return True
         return False
 
-    def become_empty(self, step: Step) -> None:
+    def write_empty_group(self, step: Step) -> None:
         """Write the group's record without members; its time starts the expiration of offsets."""
         self.protocol = None
         self.leader = None
@@ -234,7 +234,7 @@ class ClassicRebalance(ClassicNotification):
         self.began_ms = None
         generation = self.generation + 1
         step.emit(GroupSaved(self.group_id, self.protocol_type or "", generation, None, None, step.now.wall_ms, ()))
-        step.group_emptied(self.group_id, generation)
+        step.record_group_emptied(self.group_id, generation)
         step.log(self.group_id, f"generation {generation} has no members: the group is empty")
 
     def begin_generation(self, step: Step) -> None:
@@ -262,10 +262,10 @@ class ClassicRebalance(ClassicNotification):
             protocol_type=self.protocol_type,
             protocol_name=self.protocol,
             leader=self.leader or "",
-            members=self.all_members() if leads else (),
+            members=self.members_for_leader() if leads else (),
         )
 
-    def all_members(self) -> tuple[JoinedMember, ...]:
+    def members_for_leader(self) -> tuple[JoinedMember, ...]:
         """Return every member with its metadata for the chosen protocol, for the leader."""
         protocol = self.protocol
         return tuple(
@@ -282,7 +282,7 @@ class ClassicRebalance(ClassicNotification):
             self.remove_member(step, member_id)
         self.prepare_rebalance(step, _evicted(late, "sync"))
 
-    def note_sync(self, step: Step, member_id: str) -> None:
+    def record_member_sync(self, step: Step, member_id: str) -> None:
         """Record a member's SyncGroup in this generation, so that it is not evicted at the sync deadline."""
         self.pending_sync.pop(member_id, None)
         if not self.pending_sync:
@@ -293,7 +293,7 @@ class ClassicRebalance(ClassicNotification):
         member = self.members.get(member_id)
         if member is None:
             return
-        seen = member.last_seen(step, member.client.id, member.client.host)
+        seen = member.last_seen_text(step, member.client.id, member.client.host)
         if member.lost:
             text = f"member {member_id} evicted: did not reconnect after its connection ended ({seen})"
             self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
@@ -320,7 +320,7 @@ class ClassicRebalance(ClassicNotification):
         """
         if self.state is GroupState.PREPARING_REBALANCE:
             if is_cause:
-                step.rebalance_caused(self.group_id, cause)
+                step.record_rebalance_cause(self.group_id, cause)
             self.complete_if_all_joined(step)
         elif self.state is not GroupState.EMPTY:
             self.prepare_rebalance(step, cause)
@@ -347,7 +347,7 @@ class ClassicRebalance(ClassicNotification):
             text = "topics changed, and the static leader may not notice"
             self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
-    def check_after_load(self, step: Step) -> None:
+    def check_static_group_after_load(self, step: Step) -> None:
         """Check a group after a load: watch topics for a static leader; rebalance if partitions are without owners.
 
         A static leader may not notice later changes of topics by itself, so the coordinator watches them.

@@ -31,7 +31,7 @@ from msgspec.structs import replace
 from kohort.assignors import MemberSubscription, server_assignor
 from kohort.errors import ErrorCode
 from kohort.groups.admission import Refusal
-from kohort.groups.consumer.members import ConsumerReconciliation, Presence
+from kohort.groups.consumer.members import ConsumerReconciliation, MemberSoftState
 from kohort.groups.effects import Cause, ComputeAssignment, JoinGroupReply, Level, RebalanceReason, ResolveRegexes
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, Topic
 from kohort.groups.failure_detector import DetectorSettings
@@ -47,7 +47,7 @@ from kohort.groups.records import (
 )
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topics import NOTHING, ImageChange, TopicIdPartitions, metadata_hash, pack, topic_info, unpack
+from kohort.groups.topics import NOTHING, ImageChange, TopicIdPartitions, assignable_topic, metadata_hash, pack, unpack
 from kohort.ids import TopicId, TopicPartition, topic_partition
 
 
@@ -60,19 +60,19 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         if presence is None or presence.fenced or refusal.error is not ErrorCode.FENCED_MEMBER_EPOCH:
             return
         presence.fenced = True
-        current, seen = self.current_assignment(event.member_id), self.member_last_seen(step, event.member_id)
+        current, seen = self.current_assignment(event.member_id), self.member_last_seen_text(step, event.member_id)
         step.log(
             event.group_id,
             f"member {event.member_id} fenced: it sent epoch {event.member_epoch}, its epoch is "
             f"{current.member_epoch}, the previous one was {current.previous_epoch} ({seen})",
         )
 
-    def member_last_seen(self, step: Step, member_id: str) -> str:
+    def member_last_seen_text(self, step: Step, member_id: str) -> str:
         """Describe for the log who a member is, when it was last heard, and whether its connection ended."""
         member = self.members[member_id]
-        return self.presences[member_id].last_seen(step, member.client_id, member.client_host)
+        return self.presences[member_id].last_seen_text(step, member.client_id, member.client_host)
 
-    def member_heard(self, step: Step, member_id: str, connection: int) -> Presence:
+    def on_member_heard(self, step: Step, member_id: str, connection: int) -> MemberSoftState:
         """Record a request of a member: bind it to its connection and restart its session."""
         presence = self.presence(member_id)
         if presence.connection != connection:
@@ -81,11 +81,11 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         self.restart_session(step, presence, member_id)
         return presence
 
-    def restart_session(self, step: Step, presence: Presence, member_id: str) -> None:
+    def restart_session(self, step: Step, presence: MemberSoftState, member_id: str) -> None:
         """Restart a member's session after a request on any connection; a grace period ends."""
         presence.end_grace(step, self.session_timeout_ms(step, member_id))
 
-    def touch_session(self, step: Step, presence: Presence, member_id: str) -> None:
+    def restart_connected_session(self, step: Step, presence: MemberSoftState, member_id: str) -> None:
         """Restart a member's session, unless its connection has ended: its grace period goes on.
 
         Called when a request has waited for other members, and when a classic member is converted.
@@ -98,16 +98,16 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         Its waiting requests are refused: a later answer would move the member on, back into the group.
         """
         presence = self.presence(member_id)
-        presence.expect_nothing()
+        presence.stop_rebalance_timers()
         gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
-        self.refuse_waiting(step, presence, gone)
-        step.emit(self.current_assignment(member_id).left_temporarily().record(self.group_id, member_id))
+        self.refuse_waiting_requests(step, presence, gone)
+        step.emit(self.current_assignment(member_id).as_temporarily_left().record(self.group_id, member_id))
 
-    def member_changed_protocol(self, step: Step, presence: Presence, member_id: str) -> None:
+    def on_member_protocol_changed(self, step: Step, presence: MemberSoftState, member_id: str) -> None:
         """Refuse a member's waiting requests and stop its timers: it changed between classic and consumer protocol."""
-        presence.expect_nothing()
+        presence.stop_rebalance_timers()
         elsewhere = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} speaks another protocol.")
-        self.refuse_waiting(step, presence, elsewhere)
+        self.refuse_waiting_requests(step, presence, elsewhere)
 
     def rejoin_member(self, step: Step, member_id: str) -> None:
         """Let a member that had left temporarily take its place again."""
@@ -121,7 +121,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         before = self.current_assignment(old_id)
         if old_id in self.excluded:
             self.excluded[new_id] = None
-        self.dismiss_member(step, old_id, ErrorCode.FENCED_INSTANCE_ID)
+        self.forget_removed_member(step, old_id, ErrorCode.FENCED_INSTANCE_ID)
         self.remove_member(step, old_id)
         step.emit(replace(old, member_id=new_id))
         if target is not None:
@@ -130,24 +130,24 @@ class ConsumerMemberChanges(ConsumerReconciliation):
 
     def remove_member(self, step: Step, member_id: str) -> None:
         """Write the tombstones that remove a member from the group."""
-        self.dismiss_member(step, member_id)
+        self.forget_removed_member(step, member_id)
         self.excluded.pop(member_id, None)
         if member_id in self.current:
-            self.record_downtime(step, member_id, self.current[member_id].assigned, frozenset())
+            self.record_partition_downtime(step, member_id, self.current[member_id].assigned, frozenset())
             step.emit(Tombstone((Kind.CURRENT, self.group_id, member_id)))
         if member_id in self.targets:
             step.emit(Tombstone((Kind.TARGET, self.group_id, member_id)))
         step.emit(Tombstone((Kind.MEMBER, self.group_id, member_id)))
 
-    def dismiss_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
+    def forget_removed_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
         """Forget a member that was removed or replaced: stop its timers, and refuse its waiting requests."""
         presence = self.presences.pop(member_id, None)
         if presence is not None:
             presence.cancel_timers()
             presence.unbind(step)
-            self.refuse_waiting(step, presence, Refusal(error, f"Member {member_id} was removed."))
+            self.refuse_waiting_requests(step, presence, Refusal(error, f"Member {member_id} was removed."))
 
-    def refuse_waiting(self, step: Step, presence: Presence, refusal: Refusal) -> None:
+    def refuse_waiting_requests(self, step: Step, presence: MemberSoftState, refusal: Refusal) -> None:
         """Refuse all waiting requests of a member: it was removed or replaced."""
         if presence.waiting is not None:
             refusal.refuse_heartbeat(step, presence.waiting)
@@ -179,15 +179,15 @@ class ConsumerSuspicion(ConsumerMemberChanges):
 
     detector: ClassVar[DetectorSettings] = DETECTOR_SETTINGS
 
-    def find_member(self, member_id: str) -> Presence | None:
+    def find_member(self, member_id: str) -> MemberSoftState | None:
         """Return a member's soft state; None if the id is unknown."""
         return self.presences.get(member_id)
 
-    def member_session_ms(self, step: Step, member: Presence) -> int:
+    def member_session_ms(self, step: Step, member: MemberSoftState) -> int:
         """Return a member's session timeout."""
         return self.session_timeout_ms(step, member.session.subject)
 
-    def usual_interval_ms(self, step: Step) -> int:
+    def default_interval_ms(self, step: Step) -> int:
         """Return the heartbeat interval, in ms, that the coordinator sends to members that have all of their target.
 
         The failure detector assumes it for a member whose own interval is unknown.
@@ -245,26 +245,26 @@ class ConsumerSuspicion(ConsumerMemberChanges):
             presence.clear_suspicion(step)
         return True
 
-    def watch_unmoved(self, step: Step) -> None:
+    def schedule_suspicion_check(self, step: Step) -> None:
         """Start the timer that fires when the first member that has not reached its target would become suspected."""
         if not self.may_exclude_suspected(step):
             return
-        due = [self.member_suspected_from_ms(step, member_id) for member_id in self.unmoved_members()]
+        due = [self.member_suspected_from_ms(step, member_id) for member_id in self.members_short_of_target()]
         first_ms = min((due_ms for due_ms in due if due_ms is not None), default=None)
         if first_ms is not None:
             if self.watch is None:
                 self.watch = Timer(Deadline.SILENCE, self.group_id)
             step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
 
-    def unmoved_members(self) -> list[str]:
+    def members_short_of_target(self) -> list[str]:
         """Return the members that are included in the newest target and have not reached it yet."""
         return [
             member_id
             for member_id in self.members
-            if member_id not in self.excluded and not self.has_its_target(member_id)
+            if member_id not in self.excluded and not self.is_at_target(member_id)
         ]
 
-    def has_its_target(self, member_id: str) -> bool:
+    def is_at_target(self, member_id: str) -> bool:
         current = self.current.get(member_id)
         target = self.targets.get(member_id)
         return not target if current is None else not current.pending and current.assigned == (target or frozenset())
@@ -281,7 +281,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         topics = (step.image.topics.get(name) for name in self.subscribed())
         return any((topic.id, number) not in given for topic in topics if topic for number in range(topic.partitions))
 
-    def is_uneven(self, step: Step) -> bool:
+    def has_uneven_target(self, step: Step) -> bool:
         """Return whether members' partition counts differ by more than one, although all members read the same topics.
 
         Then the target excluded suspected members. A coordinator that takes over checks this, because no record names
@@ -340,7 +340,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
         for member_id, member in work.members.items()
         if member_id not in work.excluded
     }
-    infos = {name: topic_info(work.topics[name], numbers) for name, numbers in left.items()}
+    infos = {name: assignable_topic(work.topics[name], numbers) for name, numbers in left.items()}
     assigned = server_assignor(work.assignor).assign(members, infos)
     order = {name: rank for rank, name in enumerate(sorted(work.topics, key=lambda name: work.topics[name].id.int))}
     shares = {member_id: _share(assigned.get(member_id, ()), work.topics, left, order) for member_id in members}
@@ -386,14 +386,14 @@ class ConsumerAssignment(ConsumerSuspicion):
         for member_id in others:
             self.remove_member(step, member_id)
         is_of_consumer_protocol = members[last].classic_protocols is None
-        if is_of_consumer_protocol and step.turn_classic(self.group_id, leaving=last):
+        if is_of_consumer_protocol and step.convert_to_classic(self.group_id, leaving=last):
             return
         self.remove_member(step, last)
         self.begin_epoch(step, cause)
 
     def begin_epoch(self, step: Step, cause: Cause) -> None:
         """Begin a new epoch, with the topics as they are now."""
-        step.rebalance_caused(self.group_id, cause)
+        step.record_rebalance_cause(self.group_id, cause)
         if self.began_ms is None:
             self.began_ms = step.now.mono_ms
         epoch = self.epoch + 1
@@ -404,13 +404,13 @@ class ConsumerAssignment(ConsumerSuspicion):
                 step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
             self.computing = -1  # a result for the former members would set the target back
             step.emit(TargetEpochSet(self.group_id, epoch, step.now.wall_ms))
-            step.group_emptied(self.group_id, epoch)
+            step.record_group_emptied(self.group_id, epoch)
             self.began_ms, self.still = None, []
             self.stopped.clear()
             return
-        self.request_target(step)
+        self.request_target_assignment(step)
 
-    def member_cause(self, before: MemberSaved | None, member_id: str) -> Cause:
+    def member_epoch_cause(self, before: MemberSaved | None, member_id: str) -> Cause:
         """Return why a member that joined or changed needs a new epoch.
 
         Args:
@@ -427,11 +427,11 @@ class ConsumerAssignment(ConsumerSuspicion):
         text = f"member {member_id} prefers the assignor {now.server_assignor}"
         return Cause(RebalanceReason.ASSIGNOR_CHANGED, text, member_id)
 
-    def request_target(self, step: Step) -> None:
+    def request_target_assignment(self, step: Step) -> None:
         """Start computing the newest epoch's target, unless that runs already or regexes have to be resolved first."""
         if self.computing >= 0 or self.resolving >= 0 or self.epoch <= self.target_epoch:
             return
-        if self.request_resolution(step):
+        if self.request_regex_resolution(step):
             return
         self.computing = step.next_task_number()
         subscribed = {member_id: self.topics_of(member) for member_id, member in sorted(self.members.items())}
@@ -452,7 +452,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             )
         )
 
-    def request_resolution(self, step: Step, *, again: bool = False) -> bool:
+    def request_regex_resolution(self, step: Step, *, again: bool = False) -> bool:
         """Start the matching of regexes that are not resolved yet, or of all with `again`.
 
         Return True if some matching is needed, also if it was under way.
@@ -472,13 +472,13 @@ class ConsumerAssignment(ConsumerSuspicion):
         )
         return True
 
-    def refresh_patterns(self, step: Step) -> None:
+    def refresh_regexes(self, step: Step) -> None:
         """Resolve the regular expressions again once the refresh interval is over.
 
         The rights of the group's clients may have changed, which decide what a pattern selects.
         """
         if self._matched and step.now.mono_ms - self.resolved_ms >= step.config.consumer_regex_refresh_ms:
-            self.request_resolution(step, again=True)
+            self.request_regex_resolution(step, again=True)
 
     def on_regexes_resolved(self, step: Step, event: RegexesResolved) -> None:
         """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""
@@ -491,9 +491,9 @@ class ConsumerAssignment(ConsumerSuspicion):
             if regex in in_use and (known is None or known.topics != names):
                 step.emit(RegexResolved(event.group_id, regex, names, event.version, step.now.wall_ms))
         if event.version < step.image.version:
-            self.request_resolution(step, again=True)
+            self.request_regex_resolution(step, again=True)
         self.check_topics(step)
-        self.request_target(step)
+        self.request_target_assignment(step)
 
     def check_topics(self, step: Step, changed: Collection[str] = ()) -> None:
         """Begin a new epoch if the subscribed topics differ from those of the current one.
@@ -512,11 +512,11 @@ class ConsumerAssignment(ConsumerSuspicion):
         if not self.members:
             return
         if change.names_differ and any(member.subscribed_regex for member in self.members.values()):
-            self.request_resolution(step, again=True)
+            self.request_regex_resolution(step, again=True)
         if not change.topics.isdisjoint(self.subscribed()):
             self.check_topics(step, change.topics)
 
-    def accept_target(self, step: Step, event: AssignmentComputed) -> bool:
+    def accept_target_assignment(self, step: Step, event: AssignmentComputed) -> bool:
         """Write the changed parts of a computed target, then its epoch; False if the result is stale or a failure."""
         if self.computing != event.ticket:
             return False
@@ -525,7 +525,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             step.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
             return False
         if event.epoch == self.epoch and not self.members.keys() <= event.assignment.keys():
-            self.request_target(step)  # a static member was replaced meanwhile and has another id now
+            self.request_target_assignment(step)  # a static member was replaced meanwhile and has another id now
             return False
         for member_id in self.members:
             target = event.assignment.get(member_id, ())

@@ -52,7 +52,7 @@ class ClassicIdentity(Protocol):
         """The assignors that the member supports, with its metadata for each."""
 
 
-def member_saved(
+def classic_member_record(
     group_id: str, member_id: str, said: ClassicIdentity, subscription: ConsumerProtocolSubscription
 ) -> MemberSaved:
     """Build the record of a classic member in a consumer group.
@@ -75,7 +75,7 @@ def member_saved(
     )
 
 
-def is_behind(subscription: ConsumerProtocolSubscription | None, member_epoch: int) -> bool:
+def is_stale_join(subscription: ConsumerProtocolSubscription | None, member_epoch: int) -> bool:
     """Return whether a JoinGroup reports partitions of an older epoch than the member's current one.
 
     Such a join was sent before the member got its partitions, and arrived late or again after a lost reply. Partitions
@@ -97,14 +97,14 @@ class ConsumerClassicMembers(ConsumerAssignment):
 
     def join_or_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Process a JoinGroup, or return the error that refuses it."""
-        refused = admission.check_join(step.config, event)
+        refused = admission.join_request_error(step.config, event)
         if refused is not ErrorCode.NONE:
             return refused
         member_id = event.member_id or event.new_member_id
         replaced = self.static_ids.get(event.instance_id)
         has_place = event.member_id in self.members or replaced is not None
-        refused = admission.record_size_error(step.config, admission.protocols_bytes(event.protocols)) or (
-            admission.member_place_error(step.config.consumer_max_size, len(self.members), has_place=has_place)
+        refused = admission.record_size_error(step.config, admission.protocols_size_bytes(event.protocols)) or (
+            admission.group_full_error(step.config.consumer_max_size, len(self.members), has_place=has_place)
         )
         if refused is not ErrorCode.NONE:
             return refused
@@ -112,7 +112,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         if len(event.protocols) > step.config.protocols_max or not self.supports_protocol(event):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         if not event.member_id and event.instance_id is None and event.requires_known_id:
-            self.give_member_id(step, event)
+            self.answer_with_member_id(step, event)
             return ErrorCode.MEMBER_ID_REQUIRED
         if event.instance_id is None and not self.is_known_member(event.member_id):
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -131,27 +131,27 @@ class ConsumerClassicMembers(ConsumerAssignment):
             self.rejoin_member(step, member_id)
         before = self.members.get(member_id)
         if self.write_classic_member(step, event, member_id, subscription):
-            self.begin_epoch(step, self.member_cause(before, member_id))
-        presence = self.member_heard(step, member_id, event.connection)
+            self.begin_epoch(step, self.member_epoch_cause(before, member_id))
+        presence = self.on_member_heard(step, member_id, event.connection)
         presence.process = event.client.process
         if before is not None and before.classic_protocols is None:
-            self.member_changed_protocol(step, presence, member_id)
-        if goes_back and step.turn_classic(self.group_id, joining=(event, member_id)):
+            self.on_member_protocol_changed(step, presence, member_id)
+        if goes_back and step.convert_to_classic(self.group_id, joining=(event, member_id)):
             return ErrorCode.NONE
         self.await_target(step, event, member_id)
         return ErrorCode.NONE
 
-    def give_member_id(self, step: Step, event: JoinGroup) -> None:
+    def answer_with_member_id(self, step: Step, event: JoinGroup) -> None:
         """Answer a first join with a member id (KIP-394)."""
         timer = Timer(Deadline.PENDING_MEMBER, event.group_id, event.new_member_id)
-        self.given_ids.give_id(event.new_member_id, timer)
+        self.given_ids.record_given_id(event.new_member_id, timer)
         step.start_timer(timer, event.session_timeout_ms)
-        while (surplus := self.given_ids.surplus_id()) is not None:
+        while (surplus := self.given_ids.oldest_surplus_id()) is not None:
             self.forget_given_id(surplus)
 
     def forget_given_id(self, member_id: str) -> bool:
         """Remove a member id from the unused ones (KIP-394); return False if it is not among them."""
-        timer = self.given_ids.take_id(member_id)
+        timer = self.given_ids.take_given_id(member_id)
         if timer is not None:
             timer.cancel()
         return timer is not None
@@ -182,7 +182,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
     ) -> bool:
         """Write a classic member's metadata if it is new; True if the group needs a new epoch for it."""
         old = self.members.get(member_id)
-        new = member_saved(event.group_id, member_id, event, subscription)
+        new = classic_member_record(event.group_id, member_id, event, subscription)
         if new == old:
             return False
         step.emit(new)
@@ -192,16 +192,16 @@ class ConsumerClassicMembers(ConsumerAssignment):
         """Keep a classic member's JoinGroup waiting until the target assignment of its epoch is computed."""
         presence = self.presence(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
-        self.refuse_waiting(step, presence, again)
+        self.refuse_waiting_requests(step, presence, again)
         presence.joining, presence.awaited_epoch = event, self.epoch
         presence.overdue = False
         presence.join_phase.cancel()
         if self.epoch <= self.target_epoch:
             self.complete_join(step, member_id)
         else:
-            self.request_target(step)
+            self.request_target_assignment(step)
 
-    def answer_joins(self, step: Step, failure: str | None) -> None:
+    def answer_waiting_joins(self, step: Step, failure: str | None) -> None:
         """Answer the waiting joins of classic members after a target was computed."""
         for member_id, presence in list(self.presences.items()):
             if presence.joining is None:
@@ -225,9 +225,11 @@ class ConsumerClassicMembers(ConsumerAssignment):
         presence.joining = None
         before = self.current_assignment(member_id)
         subscription = read_subscription(event.protocols[0].metadata)
-        owned = None if is_behind(subscription, before.member_epoch) else self.owned_ids(step, subscription)
+        owned = (
+            None if is_stale_join(subscription, before.member_epoch) else self.reported_partitions(step, subscription)
+        )
         current = self.reconcile_member(step, member_id, owned)
-        self.touch_session(step, presence, member_id)
+        self.restart_connected_session(step, presence, member_id)
         if current != before:  # else it has its assignment or is awaited already: a join may be late or repeated
             step.start_timer(presence.sync_phase, event.rebalance_timeout_ms)
         step.reply(
@@ -241,7 +243,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             ),
         )
 
-    def owned_ids(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
+    def reported_partitions(self, step: Step, subscription: ConsumerProtocolSubscription | None) -> TopicIdPartitions:
         """Return the partitions that a JoinGroup subscription reports as owned, by topic id."""
         topics = step.image.topics
         owned = () if subscription is None else subscription.owned
@@ -274,7 +276,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             step.reply(event.request, SyncGroupReply(error))
             return
         member = self.members[event.member_id]
-        presence = self.member_heard(step, event.member_id, event.connection)
+        presence = self.on_member_heard(step, event.member_id, event.connection)
         presence.sync_phase.cancel()
         assignment = self.assignment_bytes(member, step.topic_names())
         reply = SyncGroupReply(ErrorCode.NONE, assignment, event.protocol_type, event.protocol_name)
@@ -304,7 +306,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         error = self.classic_member_error(event.member_id, event.instance_id, event.generation)
         if error is ErrorCode.NONE:
             member = self.members[event.member_id]
-            self.member_heard(step, event.member_id, event.connection)
+            self.on_member_heard(step, event.member_id, event.connection)
             current = self.current_assignment(event.member_id)
             freed = current.state is ReconciliationState.UNRELEASED_PARTITIONS and not self.waits_for_others(
                 event.member_id
@@ -322,7 +324,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
         left: list[LeftMember] = []
         gone: dict[str, LeavingMember] = {}
         for leaving in event.members:
-            error, member_id = self.find_leaving(leaving)
+            error, member_id = self.find_leaving_member(leaving)
             if error is ErrorCode.NONE:
                 gone[member_id] = leaving
             left.append(LeftMember(leaving.member_id, leaving.instance_id, error))
@@ -330,7 +332,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
             self.remove_members(step, gone, leave_cause([*gone.values()]))
         step.reply(event.request, LeaveGroupReply(ErrorCode.NONE, tuple(left)))
 
-    def find_leaving(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
+    def find_leaving_member(self, leaving: LeavingMember) -> tuple[ErrorCode, str]:
         """Return the error for a member that a LeaveGroup names, NONE if it is in the group, and its member id."""
         member_id, instance_id = leaving.member_id, leaving.instance_id
         if instance_id is not None:

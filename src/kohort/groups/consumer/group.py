@@ -25,7 +25,7 @@ from kohort.groups.consumer.members import (
     RECONCILING,
     STABLE,
     CurrentAssignment,
-    Presence,
+    MemberSoftState,
 )
 from kohort.groups.effects import (
     Cause,
@@ -67,7 +67,7 @@ MEMBERS_PER_MS = 5
 """How many unsettled members may send a heartbeat in one ms, which bounds the cost of their short interval."""
 
 
-def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
+def heartbeat_epoch_refusal(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Refusal | None:
     """Return why the member epoch in a heartbeat is refused, else None.
 
     Besides the current epoch, the previous one is accepted if only the response with the newer one was lost.
@@ -91,7 +91,7 @@ def check_epoch(current: CurrentAssignment, event: ConsumerGroupHeartbeat) -> Re
     )
 
 
-def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
+def is_plain_heartbeat(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
     """Return whether a heartbeat reports no change: only its member's id and epoch, as nearly all do."""
     unsaid = event.subscribed_topics is None and event.subscribed_regex is None and event.rebalance_timeout_ms == -1
     unsaid = unsaid and event.rack_id is None and event.server_assignor is None and old.classic_protocols is None
@@ -100,13 +100,13 @@ def says_nothing_new(old: MemberSaved, event: ConsumerGroupHeartbeat) -> bool:
     return unsaid and same
 
 
-def says_everything(event: ConsumerGroupHeartbeat) -> bool:
+def is_full_heartbeat(event: ConsumerGroupHeartbeat) -> bool:
     """Return whether a heartbeat sets all fields: a join, or the full heartbeat of a client after a lost response."""
     subscribed = event.subscribed_topics is not None or event.subscribed_regex is not None
     return event.member_epoch == 0 or (event.rebalance_timeout_ms != -1 and subscribed and event.owned is not None)
 
 
-def spread_interval_ms(interval_ms: int, member_id: str) -> int:
+def spread_heartbeat_interval_ms(interval_ms: int, member_id: str) -> int:
     """Return a heartbeat interval between half and all of the usual one, by the member's id.
 
     Members of a large group settle within moments of each other. Otherwise all of them would send their heartbeats at
@@ -119,9 +119,9 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     """The heartbeat requests of a consumer group's members, and what follows when a member misses a deadline."""
 
     def consumer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> None:
-        """Process a heartbeat that passed `check_heartbeat`: a join, a regular heartbeat, or a leave."""
+        """Process a heartbeat that passed `heartbeat_refusal`: a join, a regular heartbeat, or a leave."""
         refusal = (
-            self.leave_by_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
+            self.process_leave_heartbeat(step, event) if event.member_epoch < 0 else self.process_heartbeat(step, event)
         )
         if refusal is not None:
             self.log_fenced(step, event, refusal)
@@ -137,22 +137,22 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         joins, before = event.member_epoch == 0, self.members.get(member_id)
         if joins:
             self.rejoin_member(step, member_id)
-        if self.write_member(step, event, member_id):
-            self.begin_epoch(step, self.member_cause(before, member_id))
+        if self.write_member_metadata(step, event, member_id):
+            self.begin_epoch(step, self.member_epoch_cause(before, member_id))
         elif back:
             text = f"suspected member {member_id} is heard again"
             self.begin_epoch(step, Cause(RebalanceReason.RETURNED, text, member_id))
-        presence = self.member_heard(step, member_id, event.connection)
+        presence = self.on_member_heard(step, member_id, event.connection)
         presence.overdue = presence.fenced = False
         if joins:
             presence.process = event.client.process
         if before is not None and before.classic_protocols is not None:
-            self.member_changed_protocol(step, presence, member_id)
+            self.on_member_protocol_changed(step, presence, member_id)
         if presence.awaits_answer:
             self.answer_waiting(step, member_id)
-        self.refresh_patterns(step)
+        self.refresh_regexes(step)
         if self.epoch > self.target_epoch:
-            self.request_target(step)
+            self.request_target_assignment(step)
             if joins:
                 presence.waiting, presence.awaited_epoch = event, self.epoch
                 return None
@@ -175,7 +175,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 return self.replace_static(step, event, holder, member_id)
         if joins:
             limit = step.config.consumer_max_size
-            error = admission.member_place_error(limit, len(self.members), has_place=known)
+            error = admission.group_full_error(limit, len(self.members), has_place=known)
             text = f"The consumer group has reached its maximum capacity of {limit} members."
             return None if error is ErrorCode.NONE else Refusal(error, text)
         if not known:
@@ -187,7 +187,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
             )
             return Refusal(ErrorCode.UNKNOWN_MEMBER_ID, text)
-        return check_epoch(self.current_assignment(member_id), event)
+        return heartbeat_epoch_refusal(self.current_assignment(member_id), event)
 
     def replace_static(self, step: Step, event: ConsumerGroupHeartbeat, old_id: str, new_id: str) -> Refusal | None:
         """Replace a static member by another process, if it left temporarily or speaks the classic protocol."""
@@ -204,13 +204,13 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         self.replace_member(step, old_id, new_id)
         return None
 
-    def write_member(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
+    def write_member_metadata(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> bool:
         """Write a member's metadata if it is new; True if the group needs a new epoch for it.
 
         A new subscription needs one. Since Kafka 4.4 a preference that changes the group's assignor does too.
         """
         old = self.members.get(member_id)
-        if old is not None and says_nothing_new(old, event):
+        if old is not None and is_plain_heartbeat(old, event):
             return False
         base = old or MemberSaved(event.group_id, member_id, None, None, "", "", (), None, -1, None)
         topics, regex = base.subscribed_topics, base.subscribed_regex
@@ -245,7 +245,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         owned = None if event.owned is None else unpack(event.owned)
         after = self.reconcile_member(step, member_id, owned)
         moved = after is not before and after.assigned != before.assigned  # sets compare each element, also of the same
-        told = moved or after.member_epoch != event.member_epoch or says_everything(event)
+        told = moved or after.member_epoch != event.member_epoch or is_full_heartbeat(event)
         settled = after.is_reconciled_to(self.epoch)
         presence = self.presence(member_id)
         if (
@@ -262,7 +262,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         elif event.short_interval:
             interval = min(interval, step.config.unsettled_interval_ms)
         elif presence.interval_ms < interval // 2 and len(self.members) >= SPREAD_FROM:
-            interval = spread_interval_ms(interval, member_id)
+            interval = spread_heartbeat_interval_ms(interval, member_id)
         presence.interval_ms = interval
         step.reply(
             event.request,
@@ -285,12 +285,14 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             return settled_ms
         return min(settled_ms, max(step.config.unsettled_interval_ms, len(self.members) // MEMBERS_PER_MS))
 
-    def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: Presence) -> bool:
+    def delay_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, presence: MemberSoftState) -> bool:
         """Delay the reply until something changes; False if it must be sent now."""
-        limit = event.delay_ms if event.short_interval else client_quirks.longest_delay_ms(presence.interval_ms)
+        limit = event.delay_ms if event.short_interval else client_quirks.max_response_delay_ms(presence.interval_ms)
         return self.begin_long_poll(step, presence, event, limit)
 
-    def answer_long_poll(self, step: Step, presence: Presence, event: ConsumerGroupHeartbeat, why: Release) -> None:
+    def answer_long_poll(
+        self, step: Step, presence: MemberSoftState, event: ConsumerGroupHeartbeat, why: Release
+    ) -> None:
         """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
         self.answer_heartbeat(step, event._replace(delay_ms=0), presence.session.subject)
 
@@ -307,7 +309,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             return
         event, presence.waiting = presence.waiting, None
         if event is not None:
-            self.touch_session(step, presence, member_id)
+            self.restart_connected_session(step, presence, member_id)
             self.answer_heartbeat(step, event._replace(delay_ms=0), member_id)
         self.end_long_poll(step, presence)
 
@@ -318,7 +320,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def on_assignment_computed(self, step: Step, event: AssignmentComputed) -> None:
         """Take over a computed target: answer waiting joins, move delayed members, and request the next target."""
-        taken = self.accept_target(step, event)
+        taken = self.accept_target_assignment(step, event)
         for member_id, presence in list(self.presences.items()):
             if presence.waiting is None:
                 continue
@@ -327,13 +329,13 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 presence.waiting = None
             elif presence.awaited_epoch <= self.target_epoch:
                 self.answer_waiting(step, member_id)
-        self.answer_joins(step, event.failure)
+        self.answer_waiting_joins(step, event.failure)
         if taken:
             self.release_long_polls(step)
-            self.watch_unmoved(step)
-            self.request_target(step)
+            self.schedule_suspicion_check(step)
+            self.request_target_assignment(step)
 
-    def leave_by_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
+    def process_leave_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
         """Process a leave, permanent or, for a static member, temporary."""
         member_id = event.member_id
         if event.instance_id is not None:
@@ -375,18 +377,18 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         else:
             why = f"session timed out after {self.session_timeout_ms(step, member_id)} ms"
             reason = RebalanceReason.SESSION_EXPIRED
-        text = f"member {member_id} evicted: {why} ({self.member_last_seen(step, member_id)})"
+        text = f"member {member_id} evicted: {why} ({self.member_last_seen_text(step, member_id)})"
         self.evict_member(step, Cause(reason, text, member_id))
 
-    def on_revocation_end(self, step: Step, member_id: str) -> None:
+    def on_revocation_expired(self, step: Step, member_id: str) -> None:
         """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
         self.refuse_until_rejoin(step, member_id, "revoke")
 
-    def on_phase_end(self, step: Step, member_id: str) -> None:
+    def on_join_or_sync_timeout(self, step: Step, member_id: str) -> None:
         """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
         self.refuse_until_rejoin(step, member_id, "join or sync")
 
-    def on_given_id_end(self, step: Step, member_id: str) -> None:
+    def on_given_id_expired(self, step: Step, member_id: str) -> None:
         """Forget a member id that a JoinGroup response gave out (KIP-394) and that did not join in time."""
         self.forget_given_id(member_id)
 
@@ -403,13 +405,13 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def on_suspicion_check(self, step: Step, subject: str) -> None:
         """Begin a new epoch that excludes members that became suspected before they moved to the target."""
-        silent = self.suspected_among(step, self.unmoved_members())
+        silent = self.suspected_among(step, self.members_short_of_target())
         if silent and self.may_exclude_suspected(step):
             names = ", ".join(silent)
             text = f"suspected members {names}: rebalance continues without them"
             self.begin_epoch(step, Cause(RebalanceReason.SUSPECTED, text, names if len(silent) == 1 else ""))
         else:
-            self.watch_unmoved(step)
+            self.schedule_suspicion_check(step)
 
     def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
         """Apply changed settings of the group: session timeout and heartbeat interval."""
@@ -429,14 +431,14 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             if unrevoked and member.classic_protocols is None:
                 step.start_timer(presence.revocation, member.rebalance_timeout_ms)
         if self.members:
-            self.request_resolution(step, again=True)
+            self.request_regex_resolution(step, again=True)
             self.check_topics(step)
             settled = self.epoch == self.target_epoch
-            if settled and (self.is_uneven(step) or self.has_unassigned_partitions(step)):
+            if settled and (self.has_uneven_target(step) or self.has_unassigned_partitions(step)):
                 text = "the target was made without suspected members"
                 self.begin_epoch(step, Cause(RebalanceReason.COORDINATOR, text))
-            self.request_target(step)
-            self.watch_unmoved(step)
+            self.request_target_assignment(step)
+            self.schedule_suspicion_check(step)
         step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
 
     # -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace
@@ -444,7 +446,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
 
     def on_connection_lost(self, step: Step, member_id: str, event: ConnectionLost) -> None:
         """Handle a lost connection: evict a member that never learned its id; start the grace period of any other."""
-        self.drop_untold(step, member_id)
+        self.evict_uninformed_member(step, member_id)
         presence, member = self.presences.get(member_id), self.members.get(member_id)
         if presence is None or presence.connection != event.connection or member is None:
             return
@@ -457,7 +459,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             interval_ms=0 if member.classic_protocols is None else member.classic_session_timeout_ms // 3,
         )
 
-    def drop_untold(self, step: Step, member_id: str) -> None:
+    def evict_uninformed_member(self, step: Step, member_id: str) -> None:
         """Evict a new member that never learned its id: its connection ended before a reply told it."""
         presence = self.presences.get(member_id)
         if presence is None:
@@ -537,16 +539,16 @@ TABLE: Table = {
                          ConsumerHeartbeat.on_session_end, ASSIGNING, EMPTY, CLASSIC),
     },
     Deadline.PENDING_MEMBER: dict.fromkeys(
-        STATES, reaction("an unused member id is dropped", ConsumerHeartbeat.on_given_id_end)
+        STATES, reaction("an unused member id is dropped", ConsumerHeartbeat.on_given_id_expired)
     ),
     Deadline.REVOCATION: dict.fromkeys(
-        STATES, reaction("the member is refused until it rejoins", ConsumerHeartbeat.on_revocation_end)
+        STATES, reaction("the member is refused until it rejoins", ConsumerHeartbeat.on_revocation_expired)
     ),
     Deadline.JOIN_PHASE: dict.fromkeys(
-        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_phase_end)
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_join_or_sync_timeout)
     ),
     Deadline.SYNC_PHASE: dict.fromkeys(
-        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_phase_end)
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_join_or_sync_timeout)
     ),
     Deadline.SILENCE: {
         EMPTY: ignored("the group has no members"),

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from kohort.groups.admission import LEFT_FOR_A_WHILE, GivenIds
+from kohort.groups.admission import LEFT_FOR_A_WHILE, UnusedMemberIds
 from kohort.groups.effects import Downtime, GroupState
 from kohort.groups.events import ConsumerGroupHeartbeat, GroupSettings, JoinGroup
 from kohort.groups.failure_detector import MonitoredMember
@@ -105,7 +105,7 @@ class CurrentAssignment:
         """Return the current assignment for a member that joins again: the same partitions, at member epoch 0."""
         return CurrentAssignment(assigned=self.assigned, since=self.since)
 
-    def left_temporarily(self) -> CurrentAssignment:
+    def as_temporarily_left(self) -> CurrentAssignment:
         """Return the assignment of a static member that left with epoch -2: its partitions stay reserved for it."""
         assigned, since = self.assigned, self.since
         return CurrentAssignment(
@@ -127,7 +127,7 @@ class CurrentAssignment:
         return self.state is SETTLED and self.member_epoch == epoch
 
 
-class Presence(MonitoredMember):
+class MemberSoftState(MonitoredMember):
     """The soft state of a member, which no record holds: its connection, timers and waiting requests.
 
     Attributes:
@@ -172,9 +172,9 @@ class Presence(MonitoredMember):
     def cancel_timers(self) -> None:
         """Stop all timers of the member: session, revocation, join and sync."""
         self.session.cancel()
-        self.expect_nothing()
+        self.stop_rebalance_timers()
 
-    def expect_nothing(self) -> None:
+    def stop_rebalance_timers(self) -> None:
         """Stop the timers of a revocation, a join, a sync and a delayed heartbeat; the session continues."""
         for timer in (self.revocation, self.join_phase, self.sync_phase, self.long_poll_timer):
             if timer is not None:
@@ -221,7 +221,7 @@ class ConsumerMembers(GroupMembership):
     regexes: dict[str, RegexResolved] = field(default_factory=dict)
     static_ids: dict[str | None, str] = field(default_factory=dict)
     holders: dict[TopicIdPartition, str] = field(default_factory=dict)
-    presences: dict[str, Presence] = field(default_factory=dict)
+    presences: dict[str, MemberSoftState] = field(default_factory=dict)
     began_ms: int | None = None
     stopped: dict[TopicIdPartition, int] = field(default_factory=dict)
     still: list[Downtime] = field(default_factory=list)
@@ -232,7 +232,7 @@ class ConsumerMembers(GroupMembership):
     computing: int = -1
     resolving: int = -1
     resolved_ms: int = 0
-    given_ids: GivenIds[Timer] = field(default_factory=GivenIds)
+    given_ids: UnusedMemberIds[Timer] = field(default_factory=UnusedMemberIds)
     settings: GroupSettings = field(default_factory=GroupSettings)
     _moving: set[str] | None = None
     _listed: dict[str, int] = field(default_factory=dict)
@@ -264,11 +264,11 @@ class ConsumerMembers(GroupMembership):
             return None
         return frozenset(self.subscribed())
 
-    def presence(self, member_id: str) -> Presence:
+    def presence(self, member_id: str) -> MemberSoftState:
         """Return a member's soft state; create it if there is none."""
         presence = self.presences.get(member_id)
         if presence is None:
-            presence = self.presences[member_id] = Presence(self.group_id, member_id)
+            presence = self.presences[member_id] = MemberSoftState(self.group_id, member_id)
         return presence
 
     def cancel_timers(self) -> None:
@@ -354,7 +354,7 @@ class ConsumerMembers(GroupMembership):
         elif kind is Kind.TARGET:
             self.targets.pop(names[0], None)
         elif kind is Kind.CURRENT:
-            self.drop_current(names[0])
+            self.drop_current_assignment(names[0])
         elif kind is Kind.REGEX:
             self.regexes.pop(names[0], None)
         return kind is Kind.EPOCH
@@ -370,7 +370,7 @@ class ConsumerMembers(GroupMembership):
         self._moving = None
         self.assigned_ms = record.assigned_ms
 
-    def apply_target(self, record: TargetAssigned) -> None:
+    def apply_target_assignment(self, record: TargetAssigned) -> None:
         """Apply the record of a member's target. Only the ledger calls this."""
         self.targets[record.member_id] = unpack(record.partitions)
 
@@ -414,15 +414,15 @@ class ConsumerMembers(GroupMembership):
         if member.subscribed_regex is not None:
             _shift(self._matched, member.subscribed_regex, sign)
 
-    def apply_current(self, record: MemberAssigned) -> None:
+    def apply_current_assignment(self, record: MemberAssigned) -> None:
         """Apply the record of a member's new assignment. Only the ledger calls this."""
-        self.drop_current(record.member_id)
+        self.drop_current_assignment(record.member_id)
         current = self.current[record.member_id] = CurrentAssignment.of(record)
         for pair in current.assigned | current.pending:
             self.holders[pair] = record.member_id
         self._note_move(record.member_id)
 
-    def drop_current(self, member_id: str) -> None:
+    def drop_current_assignment(self, member_id: str) -> None:
         """Apply the removal of a member's assignment. Called only while a record or tombstone is applied."""
         before = self.current.pop(member_id, None)
         if before is not None:
@@ -435,8 +435,8 @@ class ConsumerMembers(GroupMembership):
         EpochBumped: apply_epoch,
         MemberSaved: apply_member,
         TargetEpochSet: apply_target_epoch,
-        TargetAssigned: apply_target,
-        MemberAssigned: apply_current,
+        TargetAssigned: apply_target_assignment,
+        MemberAssigned: apply_current_assignment,
         RegexResolved: apply_regex,
     }
 
@@ -477,7 +477,7 @@ class ConsumerReconciliation(ConsumerMembers):
             raise UnexpectedTransitionError(f"{member_id}: led from {before.state} to {after.state}")
         return after
 
-    def continue_move(
+    def continue_reconciliation(
         self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
         """Take the next step of a member's move to its target, unless it has all of the target."""
@@ -485,7 +485,7 @@ class ConsumerReconciliation(ConsumerMembers):
             return current
         return self.move_towards_target(member_id, current.member_epoch, target, owned)
 
-    def finish_revocation(
+    def continue_after_revocation(
         self, current: CurrentAssignment, member_id: str, target: TopicIdPartitions, owned: TopicIdPartitions | None
     ) -> CurrentAssignment:
         """Move on towards the newest target, unless the member still reports partitions that it has to revoke."""
@@ -529,7 +529,7 @@ class ConsumerReconciliation(ConsumerMembers):
         if (after is before or after == before) and member_id in self.current:
             return after
         step.emit(after.record(self.group_id, member_id))
-        self.record_downtime(step, member_id, before.assigned, after.assigned)
+        self.record_partition_downtime(step, member_id, before.assigned, after.assigned)
         member = self.members[member_id]
         presence = self.presence(member_id)
         if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
@@ -540,7 +540,9 @@ class ConsumerReconciliation(ConsumerMembers):
             self.report_if_settled(step)
         return after
 
-    def record_downtime(self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions) -> None:
+    def record_partition_downtime(
+        self, step: Step, member_id: str, before: TopicIdPartitions, after: TopicIdPartitions
+    ) -> None:
         """Record when partitions lose this member as owner, and how long the partitions that it gets had no owner."""
         if before == after:
             return
@@ -596,17 +598,17 @@ UNRELEASED = ReconciliationState.UNRELEASED_PARTITIONS
 MEMBER_TABLE: Mapping[ReconciliationState, AssignmentMove] = {
     SETTLED: AssignmentMove(
         "with a newer target the member first revokes partitions, then gets those that nobody owns",
-        ConsumerReconciliation.continue_move,
+        ConsumerReconciliation.continue_reconciliation,
         (UNREVOKED, UNRELEASED),
     ),
     UNREVOKED: AssignmentMove(
         "once the member reports that it has revoked them, it moves on towards the newest target",
-        ConsumerReconciliation.finish_revocation,
+        ConsumerReconciliation.continue_after_revocation,
         (SETTLED, UNRELEASED),
     ),
     UNRELEASED: AssignmentMove(
         "the member gets what other members have revoked",
-        ConsumerReconciliation.continue_move,
+        ConsumerReconciliation.continue_reconciliation,
         (SETTLED, UNREVOKED),
     ),
 }

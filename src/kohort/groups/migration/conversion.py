@@ -23,7 +23,7 @@ from kohort.groups import admission
 from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.classic.members import ClassicMember
 from kohort.groups.classic.rebalance import ClassicRebalance
-from kohort.groups.consumer.classic_members import member_saved
+from kohort.groups.consumer.classic_members import classic_member_record
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.context import Context
@@ -67,12 +67,12 @@ class GroupConversion:
         if isinstance(membership, ConsumerGroup):
             return True
         if membership.group_state() is GroupState.EMPTY:
-            self.release_protocol(group)
+            self.drop_empty_group_protocol(group)
             self.begin_consumer_group(group_id)
             return True
         return isinstance(membership, ClassicGroup) and self.convert_to_consumer(group, membership)
 
-    def release_protocol(self, group: Group) -> None:
+    def drop_empty_group_protocol(self, group: Group) -> None:
         """Remove the protocol's records of an empty group, so that the next member determines the protocol."""
         group.membership.cancel_timers()
         if group.membership.has_records():
@@ -93,12 +93,12 @@ class GroupConversion:
         """
         context = self.context
         open_way = context.config.consumer_migration_policy in ("upgrade", "bidirectional")
-        place = admission.member_place_error(context.config.consumer_max_size, len(classic.members))
+        place = admission.group_full_error(context.config.consumer_max_size, len(classic.members))
         if not open_way or place is not ErrorCode.NONE or classic.protocol_type != CONSUMER_PROTOCOL_TYPE:
             return False
         converted = [self.convert_member(classic, member) for member in classic.members.values()]
         members = [member for member in converted if member is not None]
-        sizes = [admission.protocols_bytes(member.saved.classic_protocols or ()) for member in members]
+        sizes = [admission.protocols_size_bytes(member.saved.classic_protocols or ()) for member in members]
         limit = context.config.group_record_bytes_max
         why = ""
         if len(members) < len(converted):
@@ -115,7 +115,7 @@ class GroupConversion:
             classic.cancel_long_poll(context, member, ErrorCode.REBALANCE_IN_PROGRESS)
             member.answer_sync(context, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS))
         generation = classic.generation
-        consumer = self.write_consumer_group(group, classic, share_out(members))
+        consumer = self.write_consumer_group(group, classic, divide_converted_partitions(members))
         context.log(group.group_id, f"converted to a consumer group at generation {generation}")
         if unsettled:
             text = "a rebalance was under way during the conversion to a consumer group"
@@ -131,7 +131,7 @@ class GroupConversion:
         topics = self.context.image.topics
         assigned = frozenset((topics[topic].id, number) for topic, number in assignment.partitions if topic in topics)
         claimed = frozenset((topics[topic].id, number) for topic, number in subscription.owned if topic in topics)
-        saved = member_saved("", member.member_id, member, subscription)
+        saved = classic_member_record("", member.member_id, member, subscription)
         return ConvertedMember(saved, assigned, claimed, subscription.generation)
 
     def write_consumer_group(
@@ -154,16 +154,16 @@ class GroupConversion:
             presence, member = consumer.presence(saved.member_id), before[saved.member_id]
             presence.take_over_connection(member)
             presence.process = member.client.process
-            consumer.touch_session(context, presence, saved.member_id)
-            self.continue_session(presence.session, ends_ms[saved.member_id])
+            consumer.restart_connected_session(context, presence, saved.member_id)
+            self.keep_old_session(presence.session, ends_ms[saved.member_id])
         return consumer
 
-    def continue_session(self, session: Timer, ends_ms: int | None) -> None:
+    def keep_old_session(self, session: Timer, ends_ms: int | None) -> None:
         """Keep a member's old session end if its connection has ended: conversion must not give it a new session."""
         if session.due_ms is None and ends_ms is not None:
             self.context.deadlines.set(session, ends_ms)
 
-    def turn_classic(
+    def convert_to_classic(
         self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
     ) -> bool:
         """Convert a consumer group to a classic one if only classic members are left and the policy permits it.
@@ -175,10 +175,10 @@ class GroupConversion:
         """
         context = self.context
         consumer = context.ledger.membership(group_id, ConsumerGroup)
-        if not self.turns_classic(consumer, leaving):
+        if not self.becomes_classic_after(consumer, leaving):
             return False
         if leaving is not None:
-            consumer.dismiss_member(context, leaving)
+            consumer.forget_removed_member(context, leaving)
         classic = self.make_classic_group(consumer, leaving)
         if joining is not None:
             event, member_id = joining
@@ -186,7 +186,7 @@ class GroupConversion:
             classic.complete_if_all_joined(context)
         return True
 
-    def turns_classic(self, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
+    def becomes_classic_after(self, consumer: ConsumerGroup, leaving: str | None = None) -> bool:
         """Return whether a consumer group becomes classic when this member leaves.
 
         All others are classic members then, and the migration policy and the limits of group and record size allow it.
@@ -196,7 +196,7 @@ class GroupConversion:
             bool(rest)
             and all(member.classic_protocols is not None for member in rest)
             and self.context.config.consumer_migration_policy in ("downgrade", "bidirectional")
-            and admission.member_place_error(self.context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
+            and admission.group_full_error(self.context.config.group_max_size, len(rest) - 1) is ErrorCode.NONE
             and self.fits_one_record(consumer, rest)
         )
 
@@ -204,7 +204,7 @@ class GroupConversion:
         """Return whether these members fit into the one record of a classic group; now each has its own."""
         context = self.context
         names, limit = context.topic_names(), context.config.group_record_bytes_max
-        size = sum(convert_back(consumer, member, names).record_bytes() for member in members)
+        size = sum(to_classic_member(consumer, member, names).record_bytes() for member in members)
         if admission.record_size_error(context.config, size) is ErrorCode.NONE:
             return True
         text = f"its record would take {size} bytes, more than {limit}; raise group.record.max.bytes"
@@ -219,7 +219,7 @@ class GroupConversion:
         group_id, epoch = consumer.group_id, consumer.epoch
         names = context.topic_names()
         rest = [saved for saved in consumer.members.values() if saved.member_id != leaving]
-        kept = [convert_back(consumer, saved, names) for saved in rest]
+        kept = [to_classic_member(consumer, saved, names) for saved in rest]
         joining = {
             name: presence.joining for name, presence in consumer.presences.items() if presence.joining is not None
         }
@@ -244,7 +244,7 @@ class GroupConversion:
         classic.subscribed = classic.read_subscriptions()
         for member in classic.members.values():
             member.touch(context, member.session_timeout_ms)
-            self.continue_session(member.session, ends_ms.get(member.member_id))
+            self.keep_old_session(member.session, ends_ms.get(member.member_id))
             if (event := joining.get(member.member_id)) is not None:
                 classic.await_join(context, member, event.request)
         context.log(group_id, f"converted to a classic group at generation {epoch}")
@@ -262,7 +262,7 @@ class ConvertedMember(NamedTuple):
     generation: int
 
 
-def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
+def divide_converted_partitions(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicIdPartitions]]:
     """Return each member's partitions: its assignment, and unassigned partitions that it may still read.
 
     A cooperative group moves a partition in two generations. Between them the partition is in no assignment, while its
@@ -276,7 +276,7 @@ def share_out(members: list[ConvertedMember]) -> list[tuple[MemberSaved, TopicId
     return [(member.saved, member.assigned | extra[member.saved.member_id]) for member in members]
 
 
-def convert_back(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
+def to_classic_member(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
     """Build a classic group's member from a classic member of a consumer group."""
     presence = consumer.presence(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)

@@ -43,12 +43,12 @@ class GroupRouting:
         if isinstance(membership, ClassicGroup) or membership.group_state() is not GroupState.EMPTY:
             self.context.handle_event(group, JoinGroup, event)
         else:
-            self.join_empty(group, event)
+            self.join_empty_group(group, event)
 
     def join_missing_group(self, event: JoinGroup) -> None:
         """Join a group that does not exist: create it if an empty group would accept the member."""
         context = self.context
-        error = self.missing_group_join_error(event) or context.admit_group(event.group_id).error
+        error = self.missing_group_join_error(event) or context.missing_group_verdict(event.group_id).error
         if error is ErrorCode.NONE and context.create_group(event.group_id) is None:
             error = ErrorCode.POLICY_VIOLATION
         if error is ErrorCode.NONE:
@@ -58,16 +58,16 @@ class GroupRouting:
 
     def missing_group_join_error(self, event: JoinGroup) -> ErrorCode:
         """Return the error with which an empty group, which knows no member ids, would refuse a JoinGroup."""
-        error = admission.check_join(self.context.config, event)
+        error = admission.join_request_error(self.context.config, event)
         if error is ErrorCode.NONE and event.member_id:
             error = ErrorCode.UNKNOWN_MEMBER_ID
-        return error or ClassicGroup(event.group_id).protocol_error(self.context, event)
+        return error or ClassicGroup(event.group_id).joining_protocol_error(self.context, event)
 
-    def join_empty(self, group: Group, event: JoinGroup) -> None:
+    def join_empty_group(self, group: Group, event: JoinGroup) -> None:
         """Join an empty group of another protocol: it becomes classic if a new group would accept the member."""
         error = self.missing_group_join_error(event)
         if error is ErrorCode.NONE:
-            self.conversion.release_protocol(group)
+            self.conversion.drop_empty_group_protocol(group)
             self.join(event)
         else:
             self.context.reply(event.request, JoinGroupReply(error, member_id=event.member_id))
@@ -105,9 +105,9 @@ class GroupRouting:
     def consumer_heartbeat(self, event: ConsumerGroupHeartbeat) -> None:
         """Route a ConsumerGroupHeartbeat; a join creates the group or, if permitted, converts it."""
         context = self.context
-        refusal = admission.check_heartbeat(context.config, event)
+        refusal = admission.heartbeat_refusal(context.config, event)
         if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
-            verdict = context.admit_group(event.group_id)
+            verdict = context.missing_group_verdict(event.group_id)
             refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
         if refusal is None and event.member_epoch == 0 and not self.conversion.make_consumer_group(event.group_id):
             refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
@@ -123,7 +123,7 @@ class GroupRouting:
     def register(self, event: RegisterConsumer) -> None:
         """Route a push consumer's registration, which creates the group or takes an empty one of another protocol."""
         context = self.context
-        error = admission.check_registration(context.config, event) or self.make_push_group(event.group_id)
+        error = admission.registration_error(context.config, event) or self.make_push_group(event.group_id)
         if error is ErrorCode.NONE:
             context.handle_event(context.ledger.groups[event.group_id], RegisterConsumer, event)
         else:
@@ -139,7 +139,7 @@ class GroupRouting:
                 return ErrorCode.NONE
             if membership.group_state() is not GroupState.EMPTY:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-            self.conversion.release_protocol(group)
+            self.conversion.drop_empty_group_protocol(group)
         elif not context.has_room():
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         context.emit(PushGroupSaved(group_id, context.now.wall_ms))

@@ -46,7 +46,7 @@ from kohort.groups.events import (
     LeavingMember,
     OffsetCommit,
     OffsetsFound,
-    OwnersMissing,
+    OwnerNodesDeleted,
     PartitionsDivided,
     PushPosition,
     PushRequestKind,
@@ -103,7 +103,7 @@ class PushRegistry(PushRebalance):
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
         """Add a consumer that registered for the first time."""
-        error = admission.member_place_error(step.config.group_max_size, len(self.members))
+        error = admission.group_full_error(step.config.group_max_size, len(self.members))
         if error is not ErrorCode.NONE:
             step.reply(event.request, RegisterConsumerReply(error))
             return
@@ -147,7 +147,7 @@ class PushRegistry(PushRebalance):
             self.request_rebalance(step, Cause(RebalanceReason.SUBSCRIPTION_CHANGED, text, event.member_id))
         self.advance_member(step, event.member_id)
 
-    def refuse_conflicting(self, step: Step, member: PushMember) -> None:
+    def refuse_conflicting_registration(self, step: Step, member: PushMember) -> None:
         """Refuse a second registration of a member's id with FENCED_INSTANCE_ID, because the member is alive."""
         claim, member.claim = member.claim, None
         if claim is not None:
@@ -155,7 +155,7 @@ class PushRegistry(PushRebalance):
                 step.forget_connection(claim.connection, claim.group_id, claim.member_id)
             step.reply(claim.request, RegisterConsumerReply(ErrorCode.FENCED_INSTANCE_ID))
 
-    def replace_unanswering(self, step: Step, member: PushMember) -> None:
+    def replace_unresponsive(self, step: Step, member: PushMember) -> None:
         """Disconnect a member that did not answer, so that a second registration of its id takes its place."""
         self.disconnect_member(
             step, member, f"member {member.session.subject} disconnected: no answer, and its id registered again"
@@ -195,7 +195,7 @@ class PushRegistry(PushRebalance):
         """Evict a member that has answered nothing for its whole session; its own lease has ended before that."""
         member = self.present[member_id]
         saved = self.members[member_id]
-        seen = member.last_seen(step, saved.client_id, saved.client_host)
+        seen = member.last_seen_text(step, saved.client_id, saved.client_host)
         text = f"member {member_id} evicted: session timed out ({seen})"
         self.evict_member(step, Cause(RebalanceReason.SESSION_EXPIRED, text, member_id))
 
@@ -222,7 +222,7 @@ class PushRegistry(PushRebalance):
         member.ping.cancel()
         claim, member.claim = member.claim, None
         del self.present[member_id]
-        self.mark_moved(member_id)
+        self.mark_member_started(member_id)
         self.release_partitions(step, member_id)
         step.emit(Tombstone((Kind.PUSH_MEMBER, self.group_id, member_id)))
         member.unbind(step)
@@ -269,14 +269,14 @@ class PushAnswers(PushRegistry):
             member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved)
         )
         if event.error is not ErrorCode.NONE:
-            self.request_refused(step, member, event)
+            self.on_request_refused(step, member, event)
         elif event.asked is PushRequestKind.PING:
-            self.ping_answered(step, member)
+            self.on_ping_answered(step, member)
         elif event.asked is PushRequestKind.STOP:
             member.refusals, member.stopped, member.ending, member.notified = 0, True, True, None
             member.still_ms = step.now.mono_ms if self.owned_by(event.member_id) else None
         else:
-            self.start_answered(step, member)
+            self.on_start_answered(step, member)
         if self.present.get(event.member_id) is member:
             self.advance_member(step, event.member_id)
 
@@ -293,7 +293,7 @@ class PushAnswers(PushRegistry):
             if known is None or known.offset != position.offset:
                 self.commit_position(step, position)
 
-    def request_refused(self, step: Step, member: PushMember, event: ConsumerAnswered) -> None:
+    def on_request_refused(self, step: Step, member: PushMember, event: ConsumerAnswered) -> None:
         """Handle a consumer's error response to a Stop or a Start: send it a Stop again.
 
         A consumer that repeats the error is disconnected, and its session timeout evicts it.
@@ -309,17 +309,17 @@ class PushAnswers(PushRegistry):
             text = f"member {event.member_id} disconnected: {answer}, {member.refusals} times in a row"
             self.disconnect_member(step, member, text)
 
-    def ping_answered(self, step: Step, member: PushMember) -> None:
+    def on_ping_answered(self, step: Step, member: PushMember) -> None:
         """Handle a Ping's answer: refuse a conflicting registration, and free the partitions of a stopped member."""
         member_id = member.session.subject
         member.back = False
         if member.proves:
-            self.refuse_conflicting(step, member)
+            self.refuse_conflicting_registration(step, member)
         if member.ending:
             member.ending = False
             self.release_partitions(step, member_id)
 
-    def start_answered(self, step: Step, member: PushMember) -> None:
+    def on_start_answered(self, step: Step, member: PushMember) -> None:
         """Record that a member reads the partitions of its Start."""
         member_id = member.session.subject
         member.refusals, member.stopped = 0, False
@@ -328,8 +328,8 @@ class PushAnswers(PushRegistry):
             self.still.append(Downtime(member_id, step.now.mono_ms - member.still_ms))
             member.still_ms = None
         want = self.moving.get(member_id)
-        if want is not None and frozenset(self.named_pairs(step, want).values()) == owned:
-            self.mark_moved(member_id)
+        if want is not None and frozenset(self.pairs_by_topic_name(step, want).values()) == owned:
+            self.mark_member_started(member_id)
             self.complete_if_all_started(step)
 
     def on_ping_due(self, step: Step, member_id: str) -> None:
@@ -344,7 +344,7 @@ class PushAnswers(PushRegistry):
         if member.asked is None:
             self.ping_member(step, member)
         elif member.claim is not None:
-            self.replace_unanswering(step, member)
+            self.replace_unresponsive(step, member)
         elif member.asked is PushRequestKind.PING and member.out <= step.config.push_failed_requests_max:
             self.ping_member(step, member, member.out)
         else:
@@ -365,7 +365,7 @@ class PushAnswers(PushRegistry):
                 self.commit_position(step, PushPosition(topic, partition, offset))
         if event.failure is not None:
             step.log(self.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
-            self.retry_later(step)
+            self.start_rebalance_backoff(step)
         else:
             self.advance_member(step, event.member_id)
 
@@ -383,9 +383,11 @@ class PushAnswers(PushRegistry):
             member_id: unpack(given) for member_id, given in event.assignment.items() if member_id in self.members
         }
         if step.config.push_rebalance == "all" and self.needs_rebalance(targets):
-            self.set_moving(targets)
+            self.set_members_to_start(targets)
         else:
-            self.set_moving({member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)})
+            self.set_members_to_start(
+                {member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)}
+            )
         self.unregistered = {}
         step.start_timer(self.attempts, self.attempt_timeout_ms())
         for member_id in list(self.moving):
@@ -436,7 +438,7 @@ class PushAnswers(PushRegistry):
             for member_id in self.members:
                 self.advance_member(step, member_id)
 
-    def on_owners_missing(self, step: Step, event: OwnersMissing) -> None:
+    def on_owners_missing(self, step: Step, event: OwnerNodesDeleted) -> None:
         """Rebalance after owner nodes were deleted in ZooKeeper: stop and start the owners of those partitions."""
         missing = {
             (topic.id, part.partition) for part in event.partitions if (topic := step.image.topics.get(part.topic))
@@ -521,7 +523,7 @@ TABLE: Table = {
         PREPARING: reaction("another rebalance follows", PushRebalance.on_topics_changed),
         STABLE: reaction("topics changed that members read, or may", PushRebalance.on_topics_changed, PREPARING),
     },
-    OwnersMissing: {
+    OwnerNodesDeleted: {
         EMPTY: _NO_MEMBERS,
         PREPARING: reaction("another rebalance follows", PushAnswers.on_owners_missing),
         STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owners_missing, PREPARING),
@@ -545,17 +547,17 @@ class PushGroup(PushAnswers):
         """Return the owner of each partition as `<member id>-<stream>`."""
         found: dict[TopicPartition, str] = {}
         for member_id, pairs in self.owned.items():
-            found.update(self.deal_to_streams(step, self.members[member_id], pairs))
+            found.update(self.partition_stream_owners(step, self.members[member_id], pairs))
         return found
 
-    def deal_to_streams(
+    def partition_stream_owners(
         self, step: Step, saved: PushMemberSaved, pairs: TopicIdPartitions
     ) -> Mapping[TopicPartition, str]:
         """Return the owner of each of a consumer's partitions as `<member id>-<stream>`; the streams take turns."""
         of_topic = dict(saved.topics)
         dealt: dict[str, int] = {}
         found: dict[TopicPartition, str] = {}
-        for part in self.named_pairs(step, pairs):
+        for part in self.pairs_by_topic_name(step, pairs):
             stream = dealt.get(part.topic, 0)
             dealt[part.topic] = stream + 1
             count = of_topic.get(part.topic, saved.streams if saved.regex is not None else 1)
@@ -610,7 +612,7 @@ class PushGroup(PushAnswers):
                 client_id=saved.client_id,
                 client_host=saved.client_host,
                 metadata=write_subscription(ConsumerProtocolSubscription(1, self.known_topics(saved))),
-                assignment=write_assignment(1, self.named_pairs(step, self.owned_by(member_id))),
+                assignment=write_assignment(1, self.pairs_by_topic_name(step, self.owned_by(member_id))),
             )
             for member_id, saved in self.members.items()
         )

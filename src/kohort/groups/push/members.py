@@ -254,16 +254,16 @@ class PushMembers(GroupMembership):
         """Return whether no other member owns any of these partitions."""
         return all(self.holders.get(pair, member_id) == member_id for pair in pairs)
 
-    def waiting_for(self, pairs: Iterable[TopicIdPartition]) -> list[str]:
+    def members_waiting_for(self, pairs: Iterable[TopicIdPartition]) -> list[str]:
         """Return the members whose next Start includes one of these partitions."""
         return list(dict.fromkeys(self.takers[pair] for pair in pairs if pair in self.takers))
 
-    def set_moving(self, moving: Mapping[str, TopicIdPartitions]) -> None:
+    def set_members_to_start(self, moving: Mapping[str, TopicIdPartitions]) -> None:
         """Set the members that this rebalance has to start, each with its new partitions."""
         self.moving = dict(moving)
         self.takers = {pair: member_id for member_id, pairs in moving.items() for pair in pairs}
 
-    def mark_moved(self, member_id: str) -> None:
+    def mark_member_started(self, member_id: str) -> None:
         """Remove a member from those that this rebalance still has to start: it was started, or has left."""
         for pair in self.moving.pop(member_id, NOTHING):
             if self.takers.get(pair) == member_id:

@@ -23,9 +23,9 @@ from kohort.groups.topics import (
     ImageChange,
     TopicIdPartition,
     TopicIdPartitions,
+    assignable_topic,
     pack,
     topic_id_partition_sort_key,
-    topic_info,
 )
 from kohort.ids import TopicId, TopicPartition
 
@@ -67,14 +67,14 @@ def divide_partitions(
     for member_id, member in work.members.items():
         reads = {
             topic: streams
-            for topic, streams in streams_of(member, matched).items()
+            for topic, streams in streams_by_topic(member, matched).items()
             if topic in work.topics  # others have no partitions yet
         }
         for taker, subscription in split_streams(member_id, reads, work.current[member_id], by_id).items():
             takers[taker] = subscription
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
-    infos = {name: topic_info(work.topics[name], range(work.topics[name].partitions)) for name in sorted(read)}
+    infos = {name: assignable_topic(work.topics[name], range(work.topics[name].partitions)) for name in sorted(read)}
     given: dict[str, set[TopicIdPartition]] = {member_id: set() for member_id in work.members}
     if takers:
         for taker, parts in server_assignor(ASSIGNORS[work.assignor]).assign(takers, infos).items():
@@ -92,7 +92,7 @@ def selected_topics(
     return frozenset(names) - matches if excluding else matches
 
 
-def streams_of(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
+def streams_by_topic(member: PushMemberSaved, matched: Matched) -> Mapping[str, int]:
     """Return the topics that a consumer reads, and how many of its streams read each."""
     if member.regex is None:
         return dict(member.topics)
@@ -127,14 +127,14 @@ class PushRebalance(PushRequests):
     def request_rebalance(self, step: Step, cause: Cause) -> None:
         """Start a rebalance after a change, or mark that another one must follow the current one."""
         if not self.members:
-            step.rebalance_caused(self.group_id, cause)
+            step.record_rebalance_cause(self.group_id, cause)
             self.end_rebalance()
-            step.group_emptied(self.group_id)
+            step.record_group_emptied(self.group_id)
         elif self.rebalancing or self.backoff.due_ms is not None:
             self.again = True
             self.again_causes = [*self.again_causes, cause][:AGAIN_CAUSES_MAX]
         else:
-            step.rebalance_caused(self.group_id, cause)
+            step.record_rebalance_cause(self.group_id, cause)
             step.log(self.group_id, f"rebalance started: {cause.text}", Level.DEBUG)
             self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
             self.request_assignment(step)
@@ -147,7 +147,7 @@ class PushRebalance(PushRequests):
         self.began_ms = None
         if not self.members:
             self.unregistered = {}
-        self.set_moving({})
+        self.set_members_to_start({})
         self.attempts.cancel()
         self.backoff.cancel()
 
@@ -156,7 +156,7 @@ class PushRebalance(PushRequests):
         self.rebalancing = True
         step.mark_changed(self.group_id)
         for cause in self.again_causes:  # this assignment answers them
-            step.rebalance_caused(self.group_id, cause)
+            step.record_rebalance_cause(self.group_id, cause)
         self.again, self.again_causes = False, []
         if self.dividing >= 0:
             self.again = True
@@ -204,7 +204,7 @@ class PushRebalance(PushRequests):
         if again:
             text = "something changed during the last rebalance"
             for cause in causes[:-1]:
-                step.rebalance_caused(self.group_id, cause)
+                step.record_rebalance_cause(self.group_id, cause)
             self.request_rebalance(step, causes[-1] if causes else Cause(RebalanceReason.COORDINATOR, text))
 
     def continue_attempt(self, step: Step) -> None:
@@ -218,14 +218,14 @@ class PushRebalance(PushRequests):
 
         A rebalance begins if none is under way.
         """
-        self.set_moving(self.moving | {member_id: self.owned_by(member_id)})
+        self.set_members_to_start(self.moving | {member_id: self.owned_by(member_id)})
         if not self.rebalancing:
             self.rebalancing = True
             step.mark_changed(self.group_id)
             self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 
-    def retry_later(self, step: Step) -> None:
+    def start_rebalance_backoff(self, step: Step) -> None:
         """Start the backoff timer; when it ends, the current step of the rebalance is tried again."""
         if self.backoff.due_ms is None:
             step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)

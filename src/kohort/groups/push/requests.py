@@ -107,13 +107,13 @@ class PushRequests(PushMembers):
         """
         member_id = member.session.subject
         saved = self.members[member_id]
-        named = self.named_pairs(step, want)
+        named = self.pairs_by_topic_name(step, want)
         offsets = step.offsets_of(self.group_id)
-        self.see_topics(step, named)
+        self.record_first_seen_topics(step, named)
         missing = [part for part in named if part not in offsets]
         if missing and saved.from_begin is not None:
             newer = [part for part in missing if self.is_newer(part, named[part])]
-            self.find_offsets(step, member, newer or missing, from_begin=bool(newer) or saved.from_begin)
+            self.lookup_offsets(step, member, newer or missing, from_begin=bool(newer) or saved.from_begin)
             return
         if self.owned_by(member_id) != frozenset(named.values()):
             step.emit(PushOwned(self.group_id, member_id, pack(named.values())))
@@ -121,7 +121,7 @@ class PushRequests(PushMembers):
         positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in at.items())
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
 
-    def see_topics(self, step: Step, named: dict[TopicPartition, TopicIdPartition]) -> None:
+    def record_first_seen_topics(self, step: Step, named: dict[TopicPartition, TopicIdPartition]) -> None:
         """Record id and partition count of topics when the group first starts a member with them, for `is_newer`."""
         for topic in {part.topic for part in named} - self.first_seen.keys():
             found = step.image.topics[topic]
@@ -135,7 +135,7 @@ class PushRequests(PushMembers):
         topic_id, partitions = self.first_seen[part.topic]
         return part.partition >= partitions or pair[0] != topic_id
 
-    def named_pairs(self, step: Step, pairs: TopicIdPartitions) -> dict[TopicPartition, TopicIdPartition]:
+    def pairs_by_topic_name(self, step: Step, pairs: TopicIdPartitions) -> dict[TopicPartition, TopicIdPartition]:
         """Return partitions by topic name and number, in that order; omit partitions that no longer exist."""
         names = step.topics_by_id()
         found = {
@@ -145,7 +145,9 @@ class PushRequests(PushMembers):
         }
         return dict(sorted(found.items()))
 
-    def find_offsets(self, step: Step, member: PushMember, missing: list[TopicPartition], *, from_begin: bool) -> None:
+    def lookup_offsets(
+        self, step: Step, member: PushMember, missing: list[TopicPartition], *, from_begin: bool
+    ) -> None:
         """Look up the start or end offsets of partitions, unless a look-up is under way."""
         if member.finding >= 0:
             return
@@ -165,7 +167,7 @@ class PushRequests(PushMembers):
         if not pairs:
             return
         step.emit(Tombstone((Kind.PUSH_OWNED, self.group_id, member_id)))
-        for taker in self.waiting_for(pairs):
+        for taker in self.members_waiting_for(pairs):
             if taker != member_id and taker in self.present:
                 self.advance_member(step, taker)
 

@@ -29,7 +29,7 @@ from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Part, Position, part_of
-from kohort.region.sinks.availability import is_away, is_final
+from kohort.region.sinks.availability import is_away, is_permanent_error
 from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")
@@ -355,7 +355,7 @@ class EventThread(MemberThread):
             if is_away(error):
                 self.report_sink_wait(self._sink_wait.record_failure(error))
                 return
-            if is_final(error):
+            if is_permanent_error(error):
                 self._end_refused(error)
                 return
             log.exception("[member %s] rows could not be staged in the sink, so the region will be reset", self.name)

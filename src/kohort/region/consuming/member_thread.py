@@ -30,7 +30,7 @@ from kohort.errors import (
 )
 from kohort.ids import NO_TOPIC_ID, TopicPartition
 from kohort.io.channel import Link
-from kohort.io.processes import own_name
+from kohort.io.processes import own_identity
 from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import SinkPublisher
@@ -195,7 +195,7 @@ class ControlPlaneLink:
         if self._ended.is_set():
             link.close()
             return True
-        waits = self._connected(link.name_for_peer())
+        waits = self._connected(link.identity_for_peer())
         if waits is not None:
             link.send(encode(waits))
         return waits is None
@@ -545,7 +545,7 @@ class MemberThread(ABC):
         return Contribution(
             machine.region, cut.sequence, machine.term, machine.epoch, machine.name, machine.names, machine.group,
             who.member_id, who.generation, who.instance_id, spans, staged.keys, state, machine.sink,
-            pinned=machine.how.pinned, process=own_name(), letters=machine.letters, letter_keys=staged.letters,
+            pinned=machine.how.pinned, process=own_identity(), letters=machine.letters, letter_keys=staged.letters,
             dead_letters=staged.dead_letters,
         )  # fmt: skip
 

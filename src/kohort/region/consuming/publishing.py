@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from kohort.region.member.events import PublishCheckpoint
 from kohort.region.sinks import Keep, Sink, publish_rows
-from kohort.region.sinks.availability import is_final
+from kohort.region.sinks.availability import is_permanent_error
 
 log = logging.getLogger("kohort.region")
 AGAIN_S = (0.2, 0.5, 1.0, 2.0, 5.0)
@@ -98,7 +98,7 @@ class SinkPublisher:
         except Exception as error:
             told = "%s: sequence %s could not be published to %s, retrying: %s"
             log.warning(told, self._name, wanted.sequence, self.place, error, exc_info=failures == 0)
-            self.refused = is_final(error)
+            self.refused = is_permanent_error(error)
             self._ended(wanted.sequence, f"{type(error).__name__}: {error}")
             return False
         self.refused = False

@@ -12,8 +12,8 @@ from kohort.errors import InvalidInputError
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.consuming.work_queue import SMALL_TABLE_BYTES, SMALL_TABLES, merge_tables
 from kohort.region.sinks import Sink, check_rows
-from kohort.region.sinks.columns import in_column_order
-from kohort.region.sinks.dead_letters import LetterLog, letters_of, split_refused
+from kohort.region.sinks.columns import reorder_columns
+from kohort.region.sinks.dead_letters import DeadLetterLog, make_dead_letters, split_refused_rows
 from kohort.region.staged import StagedKey
 
 UNIT_BYTES = 32 * 1024 * 1024
@@ -168,7 +168,7 @@ class RowStager:
         self._schema: pa.Schema | None = None
         self._rows = None if sink is None else _Units(sink, region_id, name, unit_bytes)
         self._letters = None if letters is None else _Units(letters, region_id, name, unit_bytes)
-        self._letter_log = LetterLog(name, "" if letters is None else letters.place)
+        self._letter_log = DeadLetterLog(name, "" if letters is None else letters.place)
         self._units = [units for units in (self._rows, self._letters) if units is not None]
         self.rows = 0
 
@@ -202,7 +202,7 @@ class RowStager:
         with self._lock:
             if self._sink is None or self._rows is None:
                 return
-            if self._schema is None or (arranged := in_column_order(table, self._schema)) is None:
+            if self._schema is None or (arranged := reorder_columns(table, self._schema)) is None:
                 self._sink.check(table.schema)
                 self._rows.stage_rest()
                 self._schema = table.schema
@@ -213,12 +213,12 @@ class RowStager:
                 self._rows.stage_if_unit_full()
                 self._add_table(table)
                 return
-            good, reasons = split_refused(self._sink, table)
+            good, reasons = split_refused_rows(self._sink, table)
             self._rows.stage_if_unit_full()
             if reasons:
                 told = made_of()
                 reasons = {row: why + told for row, why in reasons.items()}
-                self._add_dead_letters(letters_of(table, reasons, self._name, records=records, read=read))
+                self._add_dead_letters(make_dead_letters(table, reasons, self._name, records=records, read=read))
             self._add_table(good)  # after the dead letters nothing can fail
 
     def add_dead_letters(self, dead_letters: pa.Table) -> None:

@@ -41,7 +41,7 @@ from kohort.region.keyed_state.state_files import (
     folder_of,
 )
 from kohort.region.records import KeyedStateHead, Part
-from kohort.region.sinks.staged_files import write_staged
+from kohort.region.sinks.staged_files import write_file_atomically
 
 if TYPE_CHECKING:
     from kohort.region.sinks.object_store import ObjectStore
@@ -98,7 +98,7 @@ class FolderStateStore:
         if folder not in self._made:
             make_folders(self._files, self._path, folder)  # others may have made them, and not have synced the names
             self._made.add(folder)
-        write_staged(self._files, path, name, lambda output: output.write(content))
+        write_file_atomically(self._files, path, name, lambda output: output.write(content))
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
         """Yield a file's content in parts. A named pipe in its place reads as empty, and does not block."""
@@ -146,7 +146,7 @@ class ObjectStateStore:
 
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
         """Yield an object's content in parts."""
-        return self._store.read_parts(f"{folder}/{name}", _READ_BYTES)
+        return self._store.stream_object(f"{folder}/{name}", _READ_BYTES)
 
     def names(self, folder: str) -> list[str]:
         """Return the names of the objects in a folder."""

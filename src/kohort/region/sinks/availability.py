@@ -44,7 +44,7 @@ others pass: a disk that is full (ENOSPC, EDQUOT) or fails (EIO), a file server 
 (ETIMEDOUT, ECONNRESET), too many open files (EMFILE), no memory (ENOMEM)."""
 
 
-def is_final(error: BaseException) -> bool:
+def is_permanent_error(error: BaseException) -> bool:
     """Return whether a sink's error is permanent: only an operator can repair it, such as a missing permission.
 
     False: the sink may accept the same call later, or the error is none of a sink's known ones.
@@ -58,4 +58,4 @@ def is_final(error: BaseException) -> bool:
 
 def is_away(error: BaseException) -> bool:
     """Return whether a sink's error may be temporary, such as a full disk, so that the same call is worth a retry."""
-    return isinstance(error, AWAY) and not is_final(error)
+    return isinstance(error, AWAY) and not is_permanent_error(error)

@@ -23,7 +23,7 @@ PROBE: Final = "_probe-"
 _PROBES: Final = 5
 
 
-def folder_path(path: str, storage_options: Mapping[str, str], what: str) -> str:
+def local_sink_folder(path: str, storage_options: Mapping[str, str], what: str) -> str:
     """Return the absolute path of a sink's local folder.
 
     Args:
@@ -145,7 +145,7 @@ class FolderSink(BoundSink):
 
     def _refuse_other_name(self, claim: OwnerMarker) -> None:
         if claim.place != self.place:
-            raise owner_marker.other_name(self._region, claim.place, self.place)
+            raise owner_marker.other_name_error(self._region, claim.place, self.place)
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         """Return the owner marker that is stored in a folder; raise FileNotFoundError if there is none."""
@@ -187,7 +187,7 @@ OFFSETS_CHARS_MAX: Final = 16_384
 anew. About 1,000 partitions fit."""
 
 
-def offsets_text(positions: Iterable[Position]) -> str:
+def offsets_as_json(positions: Iterable[Position]) -> str:
     """Return next offsets as JSON `{group: {topic: {partition: offset}}}`, for the metadata of a published snapshot.
 
     Empty if there are no offsets, or if the text would exceed 16,384 characters.

@@ -11,7 +11,7 @@ from kohort.region.files import is_store_url
 from kohort.region.sinks import Sink
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.region.sinks.sql_table import SqlTable
-from kohort.settings.validation import shown_url
+from kohort.settings.validation import redacted_url
 
 _Stored = TypeVar("_Stored", bound=Sink)
 
@@ -46,7 +46,7 @@ def sink_of(place: str) -> Sink:
     if kind == "sql" and "://" in url and table:
         return SqlTable(_with_options(url), table)
     raise InvalidInputError(
-        f"{shown_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
+        f"{redacted_url(place)!r} names no sink that can be reached by its name: give parquet:/folder, "
         "parquet:s3://bucket/folder, delta:/folder, delta:s3://bucket/table, iceberg:/warehouse#namespace.table, "
         "ducklake:/lake#schema.table, sql:sqlite:////file.db#table, sql:postgresql://host:port/database#table (the "
         "user by PGUSER) or kafka:host:port/topic; for any other call Region.adopt with the sink"
@@ -62,9 +62,9 @@ def folder_of(name: str) -> ParquetFolder:
 
 
 def _stored(kind: Callable[..., _Stored], name: str) -> _Stored:
-    from kohort.region.sinks.object_store import store_named  # an extra of the package
+    from kohort.region.sinks.object_store import parse_store_name  # an extra of the package
 
-    url, options = store_named(name)
+    url, options = parse_store_name(name)
     return kind(url, storage_options=options)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 from kohort.errors import InvalidInputError
 
 
-def in_column_order(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
+def reorder_columns(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
     """Return the table with its columns reordered to a schema; None: it has other columns, or columns of other types.
 
     Args:
@@ -31,12 +31,12 @@ def in_column_order(table: pa.Table, schema: pa.Schema) -> pa.Table | None:
 
 
 def _fits(table_field: pa.Field[Any], sink_field: pa.Field[Any]) -> bool:
-    return with_types_filled(table_field.type, sink_field.type).equals(sink_field.type) and (
+    return fill_nested_null_types(table_field.type, sink_field.type).equals(sink_field.type) and (
         sink_field.nullable or not table_field.nullable
     )
 
 
-def typed_schema(
+def resolve_null_types(
     table_schema: pa.Schema, sink_schema_of: Callable[[], pa.Schema | None], evolve: str = "refuse"
 ) -> pa.Schema:
     """Replace Arrow's null type in a schema by the types that the sink's columns have.
@@ -52,20 +52,20 @@ def typed_schema(
     Raises:
         InvalidInputError: a column has the null type, and the sink does not know its type.
     """
-    if any(has_null_type(field.type) for field in table_schema):
+    if any(contains_null_type(field.type) for field in table_schema):
         if (there := sink_schema_of()) is not None:
-            table_schema = filled_schema(table_schema, there)
+            table_schema = fill_null_types(table_schema, there)
             if evolve == "add":
                 table_schema = pa.schema([field for field in table_schema if not is_empty(field)])
-        refuse_untyped(table_schema)
+        refuse_null_types(table_schema)
     return table_schema
 
 
-def filled_schema(table_schema: pa.Schema, sink_schema: pa.Schema) -> pa.Schema:
+def fill_null_types(table_schema: pa.Schema, sink_schema: pa.Schema) -> pa.Schema:
     """Return the schema with the sink's types in place of Arrow's null type; other columns are unchanged."""
     return pa.schema(
         [
-            field.with_type(with_types_filled(field.type, sink_schema.field(field.name).type))
+            field.with_type(fill_nested_null_types(field.type, sink_schema.field(field.name).type))
             if sink_schema.names.count(field.name) == 1 and table_schema.names.count(field.name) == 1
             else field
             for field in table_schema
@@ -73,7 +73,7 @@ def filled_schema(table_schema: pa.Schema, sink_schema: pa.Schema) -> pa.Schema:
     )
 
 
-def with_types_filled(table_type: pa.DataType, sink_type: pa.DataType) -> pa.DataType:
+def fill_nested_null_types(table_type: pa.DataType, sink_type: pa.DataType) -> pa.DataType:
     """Return the sink's type if the given one differs from it only by Arrow's null type, else the given one.
 
     Null types in lists and structs count too.
@@ -83,13 +83,13 @@ def with_types_filled(table_type: pa.DataType, sink_type: pa.DataType) -> pa.Dat
     if isinstance(table_type, pa.ListType) and isinstance(sink_type, pa.ListType):
         return (
             sink_type
-            if with_types_filled(table_type.value_type, sink_type.value_type).equals(sink_type.value_type)
+            if fill_nested_null_types(table_type.value_type, sink_type.value_type).equals(sink_type.value_type)
             else table_type
         )
     if isinstance(table_type, pa.StructType) and isinstance(sink_type, pa.StructType):
         names = [field.name for field in sink_type]
         if [field.name for field in table_type] == names and all(
-            with_types_filled(table_type.field(name).type, sink_type.field(name).type).equals(
+            fill_nested_null_types(table_type.field(name).type, sink_type.field(name).type).equals(
                 sink_type.field(name).type
             )
             for name in names
@@ -103,22 +103,22 @@ def is_empty(field: pa.Field[Any]) -> bool:
     return pa.types.is_null(field.type) and field.nullable
 
 
-def has_null_type(kind: pa.DataType) -> bool:
+def contains_null_type(kind: pa.DataType) -> bool:
     """Return whether a type is Arrow's null type, or is a list or struct that contains it."""
     if isinstance(kind, pa.ListType):
-        return has_null_type(kind.value_type)
+        return contains_null_type(kind.value_type)
     if isinstance(kind, pa.StructType):
-        return any(has_null_type(field.type) for field in kind)
+        return any(contains_null_type(field.type) for field in kind)
     return pa.types.is_null(kind)
 
 
-def refuse_untyped(schema: pa.Schema) -> None:
+def refuse_null_types(schema: pa.Schema) -> None:
     """Check that no column has Arrow's null type: the first table that a sink gets fixes the types of its columns.
 
     Raises:
         InvalidInputError: a column has it, since it holds only nulls.
     """
-    names = [repr(field.name) for field in schema if has_null_type(field.type)]
+    names = [repr(field.name) for field in schema if contains_null_type(field.type)]
     if names:
         raise InvalidInputError(
             f"Nothing says the type of {', '.join(names)}: the first table fixes the types, and has no value there. "

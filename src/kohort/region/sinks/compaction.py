@@ -46,7 +46,7 @@ _ATTEMPTS: Final = 3
 _FENCE_ATTEMPTS: Final = 30
 
 
-class CompactedFile(msgspec.Struct, frozen=True):
+class ParquetFileEntry(msgspec.Struct, frozen=True):
     """The size of a Parquet file, and the range of sequences (checkpoint numbers) whose rows it has.
 
     Attributes:
@@ -80,11 +80,11 @@ class Generation(msgspec.Struct, frozen=True):
     region: UUID
     generation: int
     upto: int
-    files: dict[str, CompactedFile]
+    files: dict[str, ParquetFileEntry]
     replaced: dict[str, int]
     attempt: str
 
-    def files_after(self, sequence: int, place: str) -> list[tuple[int, str]]:
+    def files_after_sequence(self, sequence: int, place: str) -> list[tuple[int, str]]:
         """Return the files with rows of checkpoints after `sequence` only, each with its last sequence, in order.
 
         Raises:
@@ -99,7 +99,7 @@ class Generation(msgspec.Struct, frozen=True):
         return sorted((file.last, path) for path, file in self.files.items() if file.last > sequence)
 
 
-def decoded_generation(data: bytes, place: str) -> Generation:
+def decode_generation(data: bytes, place: str) -> Generation:
     """Decode a generation (file list) from JSON, and refuse paths that no published file can have.
 
     Args:
@@ -126,11 +126,11 @@ _OF_ROWS: Final = re.compile(rf"(?:sequence=[0-9]+|_data|{COMPACTED})/.*\.parque
 """The paths of files that a generation may name: whoever may write into the folder could name any other."""
 
 
-class PublishedFile(NamedTuple):
+class PublishedParquetFile(NamedTuple):
     """A published Parquet file: its path below the folder, and its size and sequences (checkpoints)."""
 
     path: str
-    about: CompactedFile
+    about: ParquetFileEntry
 
     @property
     def partition(self) -> str:
@@ -165,25 +165,25 @@ class GenerationStore(Protocol):
     def newest(self) -> Generation:
         """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
 
-    def newest_number(self) -> int:
+    def newest_generation_number(self) -> int:
         """Return the number of the newest generation (file list); 0: none."""
 
     def create_generation(self, generation: Generation) -> bool:
         """Store a generation (file list) durably under its number; return False if another process has taken it."""
 
-    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+    def list_sequence_files(self, after: int, upto: int) -> list[PublishedParquetFile]:
         """Return the files of the published sequences (checkpoints) in the range `after < sequence <= upto`."""
 
-    def merged_files(self) -> list[str]:
+    def compaction_output_files(self) -> list[str]:
         """Return the paths of all files in the folder of compaction's files, also of those that no generation has."""
 
     def read_content(self, path: str) -> bytes:
         """Return the content of a Parquet file; raise FileNotFoundError if it is gone."""
 
-    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+    def write_merged_file(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
         """Write a merged file durably, and return its size in bytes. Its name is durable after `create_generation`."""
 
-    def keep_file(self, path: str, to: str) -> str:
+    def keep_unmerged_file(self, path: str, to: str) -> str:
         """Return the path by which the next generation (file list) lists a file that is not merged.
 
         A local folder links the file of a sequence to the unused path `to`, since its own folder will be removed.
@@ -192,14 +192,14 @@ class GenerationStore(Protocol):
     def remove_files(self, paths: Iterable[str]) -> None:
         """Remove files that are in no generation (file list)."""
 
-    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
+    def remove_replaced_files(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove the files `due`, which were replaced longer ago than the grace time for readers.
 
         Also remove, or rebuild from the generation's files, the sequences that the generation replaces.
         """
 
 
-class FileMerge(NamedTuple):
+class MergeSettings(NamedTuple):
     """The schema, compression and target size of merged files.
 
     Attributes:
@@ -217,19 +217,19 @@ class FileMerge(NamedTuple):
     target: int
 
 
-def plan_merges(files: Iterable[PublishedFile], target_bytes: int) -> list[list[PublishedFile]]:
+def plan_merges(files: Iterable[PublishedParquetFile], target_bytes: int) -> list[list[PublishedParquetFile]]:
     """Return groups of at least two files, each to be merged into one file.
 
     Only files smaller than half the target size are merged. A group has neighbouring files of one partition, in the
     order of sequences, and not more bytes than the target.
     """
-    partitions: dict[str, list[PublishedFile]] = {}
+    partitions: dict[str, list[PublishedParquetFile]] = {}
     for file in sorted(files, key=lambda file: (file.about.first, file.path)):
         if file.about.size < target_bytes // 2:
             partitions.setdefault(file.partition, []).append(file)
     merges = []
     for small in partitions.values():
-        merge: list[PublishedFile] = []
+        merge: list[PublishedParquetFile] = []
         size = 0
         for file in small:
             if merge and size + file.about.size > target_bytes:
@@ -242,7 +242,7 @@ def plan_merges(files: Iterable[PublishedFile], target_bytes: int) -> list[list[
 
 
 def merge_files(
-    merge: FileMerge, sources: Mapping[str, Callable[[], bytes]], output: Output | pa.BufferOutputStream
+    merge: MergeSettings, sources: Mapping[str, Callable[[], bytes]], output: Output | pa.BufferOutputStream
 ) -> None:
     """Write the rows of several Parquet files into one.
 
@@ -283,7 +283,7 @@ def merge_files(
         raise CorruptDataError(f"{expected} rows were written of {rows}: nothing is replaced")
 
 
-def _row_groups(path: str, data: bytes, merge: FileMerge) -> Iterator[pa.Table]:
+def _row_groups(path: str, data: bytes, merge: MergeSettings) -> Iterator[pa.Table]:
     """Yield a file's row groups in the merged schema, one at a time: a small file may decompress to gigabytes.
 
     Raises:
@@ -297,7 +297,7 @@ def _row_groups(path: str, data: bytes, merge: FileMerge) -> Iterator[pa.Table]:
         raise CorruptDataError(f"{path} can't be merged: {error}") from error
 
 
-def _in_merged_schema(table: pa.Table, merge: FileMerge) -> pa.Table:
+def _in_merged_schema(table: pa.Table, merge: MergeSettings) -> pa.Table:
     """Cast rows to the merged schema. Columns that were added after the rows were written hold null."""
     if table.schema.equals(merge.schema):
         return table
@@ -318,7 +318,7 @@ class Compactor:
     def __init__(self, store: GenerationStore, region: UUID, place: str) -> None:
         self._store, self._region, self._place = store, region, place
 
-    def run(self, merge: FileMerge, upto: int, grace_s: float) -> CompactionResult:
+    def run(self, merge: MergeSettings, upto: int, grace_s: float) -> CompactionResult:
         """Remove files that were replaced longer ago than the grace time; then merge small files into a new file list.
 
         Args:
@@ -341,18 +341,20 @@ class Compactor:
             raise CorruptDataError(f"{self._place} can't be compacted: a published file is gone: {gone}")
         raise RetriableError(f"{self._place}: another compaction was faster, {_ATTEMPTS} times")
 
-    def _attempt(self, merge: FileMerge, upto: int, grace_s: float) -> CompactionResult | None:
+    def _attempt(self, merge: MergeSettings, upto: int, grace_s: float) -> CompactionResult | None:
         store, now = self._store, int(time.time() * 1000)
         base = store.newest()
         due = {path for path, at in base.replaced.items() if at + grace_s * 1000 <= now}
         waiting = {path: at for path, at in base.replaced.items() if path not in due}
         if due:
-            store.retire_replaced(base, sorted(due))
-        left = [path for path in store.merged_files() if path not in base.files and path not in base.replaced]
-        there = [PublishedFile(path, about) for path, about in base.files.items()]
-        merges: list[list[PublishedFile]] = []
+            store.remove_replaced_files(base, sorted(due))
+        left = [
+            path for path in store.compaction_output_files() if path not in base.files and path not in base.replaced
+        ]
+        there = [PublishedParquetFile(path, about) for path, about in base.files.items()]
+        merges: list[list[PublishedParquetFile]] = []
         if not (store.one_at_a_time and waiting):
-            there += store.sequence_files(base.upto, upto)
+            there += store.list_sequence_files(base.upto, upto)
             merges = plan_merges(there, merge.target)
         if not (merges or due or left):
             return CompactionResult(waiting=len(waiting))
@@ -376,7 +378,7 @@ class Compactor:
         if not store.create_generation(made):  # an error leaves open whether it was created: then nothing is removed
             store.remove_files(written)
             return None
-        if store.newest_number() == number:  # otherwise a later one may name what this one does not
+        if store.newest_generation_number() == number:  # otherwise a later one may name what this one does not
             store.remove_files(left)
         sizes = sum(files[path].size for path in written if path in files)
         return CompactionResult(
@@ -384,8 +386,8 @@ class Compactor:
         )
 
     def _written(
-        self, merge: FileMerge, merges: list[list[PublishedFile]], written: list[str]
-    ) -> dict[str, CompactedFile]:
+        self, merge: MergeSettings, merges: list[list[PublishedParquetFile]], written: list[str]
+    ) -> dict[str, ParquetFileEntry]:
         """Write the merged files, and return their sizes and sequences (checkpoints) by path.
 
         `written` gets each path before its file is begun, so that the caller can remove it after an error.
@@ -395,27 +397,27 @@ class Compactor:
             path = _new_path(sources[0].partition)
             written.append(path)
             contents = {file.path: _reading(self._store, file.path) for file in sources}
-            size = self._store.write_merged(path, _merging(merge, contents))
+            size = self._store.write_merged_file(path, _merging(merge, contents))
             first = min(file.about.first for file in sources)
-            files[path] = CompactedFile(size, first, max(file.about.last for file in sources))
+            files[path] = ParquetFileEntry(size, first, max(file.about.last for file in sources))
         return files
 
     def _kept(
-        self, there: list[PublishedFile], merges: list[list[PublishedFile]], written: list[str]
-    ) -> dict[str, CompactedFile]:
+        self, there: list[PublishedParquetFile], merges: list[list[PublishedParquetFile]], written: list[str]
+    ) -> dict[str, ParquetFileEntry]:
         """Return the published files that are not merged, by the paths under which the new file list has them."""
         merged = {file.path for sources in merges for file in sources}
         kept = {}
         for file in there:
             if file.path not in merged:
                 to = _new_path(file.partition)
-                path = self._store.keep_file(file.path, to)
+                path = self._store.keep_unmerged_file(file.path, to)
                 if path == to:
                     written.append(to)
                 kept[path] = file.about
         return kept
 
-    def fence_emptied(self, sequence: int) -> None:
+    def create_empty_generation(self, sequence: int) -> None:
         """Create an empty generation (file list) when the folder is emptied, and remove compaction's files.
 
         A compactor that is still merging files of earlier checkpoints can't create its generation any more. Nothing is
@@ -431,10 +433,10 @@ class Compactor:
             base = self._store.newest()
             if base.upto > sequence or (base.upto == sequence and not base.files and not base.replaced):
                 return
-            left = [*self._store.merged_files(), *base.files, *base.replaced]
+            left = [*self._store.compaction_output_files(), *base.files, *base.replaced]
             number = base.generation + 1
             if self._store.create_generation(Generation(1, self._region, number, sequence, {}, {}, uuid.uuid4().hex)):
-                if self._store.newest_number() == number:
+                if self._store.newest_generation_number() == number:
                     self._store.remove_files(left)
                 return
         raise RetriableError(f"{self._place} can't be emptied: other processes compact it all the time")
@@ -450,12 +452,12 @@ def _reading(store: GenerationStore, path: str) -> Callable[[], bytes]:
 
 
 def _merging(
-    merge: FileMerge, contents: Mapping[str, Callable[[], bytes]]
+    merge: MergeSettings, contents: Mapping[str, Callable[[], bytes]]
 ) -> Callable[[Output | pa.BufferOutputStream], None]:
     return lambda output: merge_files(merge, contents, output)
 
 
-def old_generations(numbers: Iterable[int]) -> list[int]:
+def expired_generation_numbers(numbers: Iterable[int]) -> list[int]:
     """Return the numbers of generations (file lists of compaction) that may be removed: all but the newest 64."""
     known = list(numbers)
     return [number for number in known if number <= max(known) - GENERATIONS_KEPT]

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from kohort.errors import InvalidInputError
 from kohort.io.log_throttle import IntervalThrottle
 from kohort.region.sinks import Sink, check_rows
-from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source, is_far_time, value_text
+from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source_columns, out_of_range_times, value_text
 
 log = logging.getLogger("kohort.region")
 
@@ -75,7 +75,7 @@ def check_dead_letters(on_bad_record: str, into: Sink | None, dead_letters: Sink
         )
 
 
-def split_refused(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
+def split_refused_rows(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]]:
     """Return the rows of a table that a sink accepts, and the reason for each refused row, by its index in the table.
 
     Raises:
@@ -97,7 +97,7 @@ def split_refused(sink: Sink, table: pa.Table) -> tuple[pa.Table, dict[int, str]
             return rest, dict(sorted(refused.items()))
 
 
-def letters_of(
+def make_dead_letters(
     table: pa.Table,
     reasons: Mapping[int, str],
     member: str,
@@ -129,7 +129,7 @@ def letters_of(
     return pa.Table.from_arrays([*columns, pa.array([member] * len(rows), pa.string())], schema=LETTERS)
 
 
-def letters_of_records(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
+def make_undecoded_dead_letters(letters: pa.ChunkedArray[Any], member: str) -> pa.Table:
     """Return the dead letters of Kafka records whose values could not be decoded.
 
     Args:
@@ -153,7 +153,7 @@ def _without_far_times(column: Any) -> Any:
     """Replace timestamps outside the years 1 to 9999 by null, which some sinks can't store."""
     if not pa.types.is_timestamp(column.type):
         return column
-    return pc.if_else(is_far_time(column), pa.scalar(None, column.type), column)
+    return pc.if_else(out_of_range_times(column), pa.scalar(None, column.type), column)
 
 
 def _is_record(rows: pa.Table) -> bool:
@@ -165,7 +165,7 @@ def _is_record(rows: pa.Table) -> bool:
 
 
 def _says_its_record(rows: pa.Table) -> bool:
-    if not has_source(rows):
+    if not has_source_columns(rows):
         return False
     topic, *numbers = (rows.schema.field(name).type for name in SOURCE)
     return pa.types.is_string(topic) and all(map(pa.types.is_integer, numbers))
@@ -231,7 +231,7 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
-class LetterLog:
+class DeadLetterLog:
     """Warnings of a member about its dead letters, at most one in 30 s, with the number of rows since the last."""
 
     def __init__(self, member: str, place: str) -> None:

@@ -40,7 +40,7 @@ class DeltaLog:
         self._path, self._app, self._files = path, str(region_id), files
         self._folder = f"{path}/_delta_log"
 
-    def refuse_link(self) -> None:
+    def refuse_symbolic_link(self) -> None:
         """Raise an error if `_delta_log` is a symbolic link, which the Delta library would follow."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             self._files.listdir(self._folder)
@@ -56,7 +56,7 @@ class DeltaLog:
             InvalidInputError: the table does not exist.
             RetriableError: the table can't be read now.
         """
-        self.refuse_link()
+        self.refuse_symbolic_link()
         try:
             with self._errors():
                 return self._open_table()
@@ -68,7 +68,7 @@ class DeltaLog:
 
     def create_table(self, schema: pa.Schema, partition_by: Sequence[str]) -> deltalake.DeltaTable:
         """Create the Delta table and sync its first commit; load the one that another writer has created meanwhile."""
-        self.refuse_link()
+        self.refuse_symbolic_link()
         with contextlib.suppress(RetriableError), self._errors():
             kept = deltalake.Schema.from_arrow(schema)
             deltalake.DeltaTable.create(self._path, kept, mode="ignore", partition_by=list(partition_by))
@@ -153,7 +153,7 @@ class DeltaLog:
             raise InvalidInputError(f"{self._path} can't be given a column: {error}") from error
         return True
 
-    def settle_columns(self, newest_version: int) -> None:
+    def sync_column_commits(self, newest_version: int) -> None:
         """Fsync the commit up to this version that last changed the table's columns, so that it survives a power loss.
 
         The commits before it are synced back to the region's last one or a checkpoint: a log with a gap can't be read.
@@ -296,7 +296,7 @@ def _arrow(schema: deltalake.Schema) -> pa.Schema:
     return pa.schema(said)
 
 
-def remove_action(file: Mapping[str, Any]) -> RemoveAction:
+def delta_remove_action(file: Mapping[str, Any]) -> RemoveAction:
     """Return the Delta `remove` action for a file, given its `add` entry."""
     parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
     return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)

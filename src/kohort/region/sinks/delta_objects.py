@@ -63,9 +63,9 @@ class StoreDeltaLog(DeltaLog):
 
     def __init__(self, store: ObjectStore, region_id: UUID) -> None:
         super().__init__(store.url, region_id, SYSTEM)
-        self._store, self._given = store, store.library_options()
+        self._store, self._given = store, store.rust_store_options()
 
-    def refuse_link(self) -> None:
+    def refuse_symbolic_link(self) -> None:
         """Do nothing: an object store has no symbolic links."""
 
     def exists(self) -> bool:
@@ -176,7 +176,7 @@ class StoreDeltaLog(DeltaLog):
     def settle(self, newest_version: int, durable_names: object) -> None:
         """Do nothing: an object is durable when the store has answered."""
 
-    def settle_columns(self, newest_version: int) -> None:
+    def sync_column_commits(self, newest_version: int) -> None:
         """Do nothing: an object is durable when the store has answered."""
 
 
@@ -232,7 +232,7 @@ class DeltaObjects(DeltaTable):
         """
         if not self._is_claimed() and not self._log.exists():
             self._refuse_strangers()
-        self._store.check_conditional(f"{self._own}/{_TRIED}")
+        self._store.check_conditional_puts(f"{self._own}/{_TRIED}")
         self._check_copies()
         if not self._store_log().reaches(f"{self._own}/reached/{uuid.uuid4().hex}"):
             raise InvalidInputError(
@@ -250,21 +250,23 @@ class DeltaObjects(DeltaTable):
 
     def _names_in(self, folder: str) -> list[str]:
         if folder == self.path:
-            return self._store.list_top()
+            return self._store.list_directly_below()
         if folder == f"{self.path}/_kohort":
-            return self._store.list_top("_kohort")
+            return self._store.list_directly_below("_kohort")
         return self._store.list_names(folder)
 
     def _keep_claim(self, mine: OwnerMarker | None) -> None:
         if mine is not None:
-            self._store.create_object(f"{self._own}/{owner_marker.CLAIM}", owner_marker.encode_owner_marker(mine))
+            self._store.create_object_if_absent(
+                f"{self._own}/{owner_marker.CLAIM}", owner_marker.encode_owner_marker(mine)
+            )
 
     def _probe(self) -> None:
         """Do nothing: `_prepare_place` has tested the store already."""
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
-        data = owner_marker.encoded_columns(columns)
-        return self._store.create_object(owner_marker.columns_path(self._own, number), data) == data
+        data = owner_marker.encode_added_columns(columns)
+        return self._store.create_object_if_absent(owner_marker.added_columns_path(self._own, number), data) == data
 
     def _sync_own(self) -> None:
         """Do nothing: an object is durable when the store has answered."""
@@ -288,7 +290,7 @@ class DeltaObjects(DeltaTable):
         return self._store.read_object(path)
 
     def _write_rows(self, name: str, rows: pa.Table) -> int:
-        data = staged_files.parquet_content(rows, self.path, self.compression, None)
+        data = staged_files.encode_parquet(rows, self.path, self.compression, None)
         self._store.put_object(f"{self._staging}/{name}", data)
         return len(data)
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
 from kohort.region.sinks.delta_log import arrow_of
-from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import PER_S, storable_schema, with_plain_types
+from kohort.region.sinks.parquet_schema import other_type_text
+from kohort.region.sinks.rows import PER_S, stored_schema_of_format, with_plain_types
 
 TEXT_MAX: Final = 32
 """Maximum number of characters of a text in a file's statistics; longer ones are left out."""
@@ -33,13 +33,13 @@ _SETTINGS: Final = {
 }
 
 
-def delta_schema(schema: pa.Schema) -> pa.Schema:
+def delta_stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the Arrow types in which a Delta table gives these columns back to readers.
 
     Raises:
         InvalidInputError: a Delta table can't store a column unchanged; the message names the columns.
     """
-    return storable_schema(schema, "Delta", _stored_type)
+    return stored_schema_of_format(schema, "Delta", _stored_type)
 
 
 def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
@@ -49,7 +49,7 @@ def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
         return str(error).splitlines()[0]
     if pa.types.is_null(back) or (pa.types.is_timestamp(back) and back.unit == "ns"):
         return ""
-    return back if _holds(back, field.type) else returned_as(back)
+    return back if _holds(back, field.type) else other_type_text(back)
 
 
 def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
@@ -72,7 +72,7 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
         raise InvalidInputError("partition_by names all columns: one must be left for the files")
 
 
-def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
+def check_writable_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
     """Check that a Delta table has no feature or setting with which this package can't write it exactly once.
 
     Raises:
@@ -96,7 +96,7 @@ def check_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
         )
 
 
-def check_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
+def check_no_new_feature(place: str, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> None:
     """Check that adding these columns to a Delta table does not enable a table feature that its readers may lack.
 
     A timestamp without a zone needs `timestampNtz`. The Delta library would enable it, and programs without that

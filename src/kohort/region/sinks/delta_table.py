@@ -55,43 +55,43 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.availability import AWAY, NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import PROBE, FolderSink, folder_path
-from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
+from kohort.region.sinks.bound import PROBE, FolderSink, local_sink_folder
+from kohort.region.sinks.columns import fill_null_types, is_empty, resolve_null_types
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
     Mode,
+    cast_to_sink_schema,
     check_evolution,
-    check_fits,
     check_keys,
     check_mode,
     check_names,
-    completed_schema,
+    check_schema_fits,
     in_order,
-    in_sink_schema,
-    last_of_each,
+    last_row_of_each_key,
     new_columns,
-    refusal_of,
-    refuse_changed,
-    refuse_far_times,
-    refuse_foreign,
-    refuse_invalid,
-    rows_where,
+    refuse_changed_columns,
+    refuse_conflicting_columns,
+    refuse_invalid_values,
+    refuse_out_of_range_times,
+    refused_rows_error,
+    row_indices_where,
     with_added_columns,
+    with_added_fields,
 )
 from kohort.region.sinks.staged_files import Codec, read_json
-from kohort.region.staged import StagedKey, check_sequence, gone_text
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 
 try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks.delta_log import DeltaLog, remove_action, schema_of
+    from kohort.region.sinks.delta_log import DeltaLog, delta_remove_action, schema_of
     from kohort.region.sinks.delta_rows import (
-        check_feature,
+        check_no_new_feature,
         check_partitions,
-        check_table,
-        delta_schema,
+        check_writable_table,
+        delta_stored_schema,
         rows_by_partition,
         statistics,
     )
@@ -187,13 +187,13 @@ class DeltaTable(FolderSink):
         if isinstance(partition_by, str):
             raise InvalidInputError(f"partition_by is {partition_by!r}: give a list, partition_by=[{partition_by!r}]")
         check_mode(mode, keys)
-        staged_files.check_pages(compression, None)
+        staged_files.check_parquet_options(compression, None)
         check_evolution(evolve)
         self.mode, self.keys, self.partition_by = mode, tuple(keys), tuple(partition_by)
         self.compression, self.evolve = compression, evolve
 
     def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
-        self.path = folder_path(path, storage_options, "A DeltaTable")
+        self.path = local_sink_folder(path, storage_options, "A DeltaTable")
 
     # -- before the first record
 
@@ -201,8 +201,8 @@ class DeltaTable(FolderSink):
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.partition_by, "partition_by")
-        schema = typed_schema(schema, self._known_columns, self.evolve)
-        given = delta_schema(schema)
+        schema = resolve_null_types(schema, self._known_columns, self.evolve)
+        given = delta_stored_schema(schema)
         check_keys(given, self.keys)
         if self.mode == "update" and (bad := [name for name in given.names if "`" in name]):
             raise InvalidInputError(
@@ -225,19 +225,19 @@ class DeltaTable(FolderSink):
         for _ in range(COMMITS_MAX):
             claim, number = self._reload()
             kept = claim.rows()
-            given = completed_schema(given, kept, claim.added)
+            given = with_added_fields(given, kept, claim.added)
             if self.evolve == "refuse":
-                return check_fits(self.path, kept, given)
+                return check_schema_fits(self.path, kept, given)
             new = new_columns(self.path, kept, given)
             if not new and not claim.added:
                 return None
             table = self._log.load()
-            refuse_foreign(self.path, schema_of(table), new)
+            refuse_conflicting_columns(self.path, schema_of(table), new)
             if self._adds_columns(table, [*(kept.field(name) for name in claim.added), *new]):
                 continue
             if not new:
                 return None
-            self._log.settle_columns(table.version())
+            self._log.sync_column_commits(table.version())
             if self._keep_columns(number + 1, new):
                 self._reload()
                 return None
@@ -254,9 +254,9 @@ class DeltaTable(FolderSink):
         missing = [field for field in columns if field.name not in there.names]
         if missing:
             check_names(pa.schema([*there, *missing]), (), "")
-            check_feature(self.path, table, missing)
+            check_no_new_feature(self.path, table, missing)
             if self._log.add_columns(table, missing):
-                self._log.settle_columns(table.version())
+                self._log.sync_column_commits(table.version())
         return bool(missing)
 
     def _known_columns(self) -> pa.Schema | None:
@@ -268,7 +268,7 @@ class DeltaTable(FolderSink):
         try:
             self._prepare_place()
             table = self._table(schema)
-            check_table(self.path, table, self.mode)
+            check_writable_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
@@ -308,18 +308,18 @@ class DeltaTable(FolderSink):
             claim = self._reload()[0]
             rows = claim.rows()
             there = pa.schema([field for field in there if field.name in rows.names or not field.nullable])
-            schema = completed_schema(schema, rows, claim.added)
+            schema = with_added_fields(schema, rows, claim.added)
             lost = {name for name in claim.added if name not in there.names}
             schema = pa.schema([field for field in schema if field.name not in lost])
         if self.evolve == "add":
             new = {field.name for field in new_columns(self.path, there, schema)}
             schema = pa.schema([field for field in schema if field.name not in new])
-        check_fits(self.path, there, schema)
+        check_schema_fits(self.path, there, schema)
         return schema
 
     def _table(self, schema: pa.Schema) -> deltalake.DeltaTable:
         """Load the Delta table; create it if it is missing and the folder is empty."""
-        self._log.refuse_link()
+        self._log.refuse_symbolic_link()
         try:
             return self._log.load()
         except InvalidInputError:
@@ -383,7 +383,7 @@ class DeltaTable(FolderSink):
         Raises:
             FileNotFoundError: there is no marker: the region has not written here yet.
         """
-        claim, number = owner_marker.read_grown(self._content, self._own)
+        claim, number = owner_marker.read_marker_with_columns(self._content, self._own)
         self._refuse_other_name(claim)
         if claim.added != (() if self._kept is None else self._kept.added):
             self._sync_own()  # another process may have written it a moment ago
@@ -419,16 +419,16 @@ class DeltaTable(FolderSink):
             unknown = set(table.column_names).difference(kept.names)
             table = table.drop_columns([name for name in unknown if is_empty(table.schema.field(name))])
         table = with_added_columns(table, kept, claim.added)
-        check_fits(self.path, kept, delta_schema(filled_schema(table.schema, kept)))
-        rows = in_sink_schema(table, kept, self.keys)
-        refuse_invalid(rows)
-        refuse_far_times(rows, claim.partition_by)
+        check_schema_fits(self.path, kept, delta_stored_schema(fill_null_types(table.schema, kept)))
+        rows = cast_to_sink_schema(table, kept, self.keys)
+        refuse_invalid_values(rows)
+        refuse_out_of_range_times(rows, claim.partition_by)
         for name in claim.partition_by:
             must = name in self.keys or not kept.field(name).nullable
             is_text = pa.types.is_string(kept.field(name).type)
-            if must and is_text and (empty := rows_where(pc.equal(rows.column(name), pa.scalar("")))):
+            if must and is_text and (empty := row_indices_where(pc.equal(rows.column(name), pa.scalar("")))):
                 why = f"An empty text in {name!r}: as a partition, Delta can't tell it from null"
-                raise refusal_of(dict.fromkeys(empty, why), table, name)
+                raise refused_rows_error(dict.fromkeys(empty, why), table, name)
         return claim, rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -439,7 +439,7 @@ class DeltaTable(FolderSink):
         self._refuse_others(key)
         claim, table = self._checked(table)
         if self.mode == "update":  # before the partitions, which lose the order of the rows
-            table = last_of_each(table, claim.keys)
+            table = last_row_of_each_key(table, claim.keys)
         name = key.file_stem()
         before = self._piece(name) or ()
         written: list[_File] = []
@@ -476,7 +476,9 @@ class DeltaTable(FolderSink):
         named = in_order(keys)
         if not self._is_marked(sequence):
             pieces = self._pieces([key.file_stem() for key in named])
-            gone = gone_text({key.file_stem(): piece is not None for key, piece in zip(named, pieces, strict=True)})
+            gone = missing_rows_text(
+                {key.file_stem(): piece is not None for key, piece in zip(named, pieces, strict=True)}
+            )
             staged = [file for piece in pieces if piece is not None for file in piece]
             if staged or (gone and not self._is_marked(sequence)):  # pieces go after the mark of another publisher
                 self._bring(sequence, staged, gone)
@@ -502,7 +504,7 @@ class DeltaTable(FolderSink):
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
             if self._adds_columns(table, [kept.field(name) for name in claim.added]):
                 return False
-            refuse_changed(self.path, schema_of(table), kept)
+            refuse_changed_columns(self.path, schema_of(table), kept)
             self._refuse_other_partitions(claim, table.metadata().partition_columns)
             try:
                 if self.mode == "update":
@@ -547,7 +549,7 @@ class DeltaTable(FolderSink):
     def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File], claim: OwnerMarker) -> bool:
         kept = claim.rows()
         rows = pa.concat_tables([self._read_staged(file, kept) for file in staged])
-        return self._log.merge(table, sequence, last_of_each(rows, claim.keys), claim.keys)
+        return self._log.merge(table, sequence, last_row_of_each_key(rows, claim.keys), claim.keys)
 
     def _read_staged(self, file: _File, kept: pa.Schema) -> pa.Table:
         read = pq.read_table(pa.BufferReader(self._content(f"{self._staging}/{file.name}")))
@@ -594,7 +596,7 @@ class DeltaTable(FolderSink):
                 "anew (OPTIMIZE, DELETE, UPDATE), or there were others' rows before its own. Delete all rows of the "
                 "table by hand; the region goes on by itself"
             )
-        return [remove_action(file) for file in ours]
+        return [delta_remove_action(file) for file in ours]
 
     def _is_ours(self, path: str) -> bool:
         found = _DATA.fullmatch(path)
@@ -639,7 +641,7 @@ class DeltaTable(FolderSink):
         gone = []
         for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
-            stem = name if data else staged_files.key_text_of(name)
+            stem = name if data else staged_files.staged_key_text(name)
             void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
             if name.startswith(_DONE) or (void and stem not in kept):
                 gone.append(name)
@@ -678,7 +680,7 @@ class DeltaTable(FolderSink):
             return output.tell()
 
     def _write_piece(self, name: str, piece: bytes) -> None:
-        staged_files.write_staged(self._files, self._staging, name, lambda output: output.write(piece))
+        staged_files.write_file_atomically(self._files, self._staging, name, lambda output: output.write(piece))
 
     def _remove_staged(self, names: Iterable[str]) -> None:
         for name in names:

@@ -34,8 +34,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import storable_schema, with_plain_types
+from kohort.region.sinks.parquet_schema import other_type_text
+from kohort.region.sinks.rows import stored_schema_of_format, with_plain_types
 
 CATALOG: Final = "catalog.sqlite"
 DATA: Final = "data"
@@ -74,7 +74,7 @@ _OPENED: Final[dict[int, duckdb.DuckDBPyConnection]] = {}
 """The DuckDB of each process by its id. A forked process keeps its parent's, and neither uses nor closes it."""
 
 
-class CommitOpenError(RetriableError):
+class UnknownCommitError(RetriableError):
     """The error of a commit that was refused or whose answer was lost.
 
     Only reading the catalog again shows whether it succeeded.
@@ -133,7 +133,7 @@ class LakeTransaction:
             for name, null in self.ask(f'SELECT column_name, "null" FROM (DESCRIBE {{lake}}.{table})')
             if null == "NO"
         }
-        return comparable_schema(
+        return normalized_duckdb_schema(
             pa.schema([pa.field(field.name, field.type, field.name not in must) for field in found])
         )
 
@@ -180,13 +180,13 @@ class DuckLake:
             create: create the lake if it is missing.
 
         Raises:
-            CommitOpenError: another has committed since the transaction began, or the answer was lost.
+            UnknownCommitError: another has committed since the transaction began, or the answer was lost.
             NoLakeError: there is no lake, and `create` is not set.
             RetriableError: the catalog is locked, or can't be read now.
             InvalidInputError: a statement is refused for good; the message says why.
         """
         name = f"lake{next(_NAMES)}"
-        with lake_errors(self._place):
+        with translated_duckdb_errors(self._place):
             with contextlib.closing(_database().cursor()) as cursor:
                 at = self._begun(cursor, name)
                 try:
@@ -210,7 +210,7 @@ class DuckLake:
             at.call(f"ATTACH {literal(f'ducklake:{self._kind}:{self.catalog}')} AS {{lake}} ({', '.join(options)})")
         except duckdb.Error as error:
             if make:
-                raise CommitOpenError(f"{self._place} can't be made: {line_of(error)}") from error
+                raise UnknownCommitError(f"{self._place} can't be made: {first_error_line(error)}") from error
             missing = "creating a new DuckLake is" in str(error)  # by text: refused statements have one class
             if missing or not self._has_lake(at):  # another process may have made it since
                 raise NoLakeError(f"{self.catalog} holds no DuckLake yet") from error
@@ -245,7 +245,9 @@ class DuckLake:
                     f"{self._place} has more columns than SQLite keeps in a catalog's table, which are 1,997: put some "
                     "of them into a struct"
                 ) from error
-            raise CommitOpenError(f"{self._place} was written by another meanwhile: {line_of(error)}") from error
+            raise UnknownCommitError(
+                f"{self._place} was written by another meanwhile: {first_error_line(error)}"
+            ) from error
 
 
 class PostgresLake(DuckLake):
@@ -292,7 +294,7 @@ def _abandon_transaction(cursor: duckdb.DuckDBPyConnection, name: str) -> None:
             cursor.execute(statement)
 
 
-def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
+def ducklake_stored_schema(place: str, schema: pa.Schema) -> pa.Schema:
     """Return the Arrow types in which a DuckLake gives these columns back to readers.
 
     Raises:
@@ -304,26 +306,28 @@ def given_schema(place: str, schema: pa.Schema) -> pa.Schema:
         kind = _micros(field.type)
         one = pa.schema([pa.field(field.name, kind)])
         try:
-            with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
-                back = comparable_schema(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
+            with translated_duckdb_errors(place), contextlib.closing(_database().cursor()) as cursor:
+                back = (
+                    normalized_duckdb_schema(cursor.from_arrow(one.empty_table()).to_arrow_table().schema).field(0).type
+                )
         except (InvalidInputError, RetriableError) as error:
             return str(error)
-        return back if back.equals(_loose(kind)) else returned_as(back)
+        return back if back.equals(_loose(kind)) else other_type_text(back)
 
-    return storable_schema(schema, "DuckLake", stored_type)
+    return stored_schema_of_format(schema, "DuckLake", stored_type)
 
 
 def column_types(place: str, schema: pa.Schema) -> dict[str, str]:
     """Return the SQL type of each column in DuckDB, by name.
 
-    DuckDB must be able to store them unchanged (`given_schema`).
+    DuckDB must be able to store them unchanged (`ducklake_stored_schema`).
     """
-    with lake_errors(place), contextlib.closing(_database().cursor()) as cursor:
+    with translated_duckdb_errors(place), contextlib.closing(_database().cursor()) as cursor:
         found = cursor.from_arrow(schema.empty_table())
         return dict(zip(schema.names, (str(kind) for kind in found.types), strict=True))
 
 
-def comparable_schema(schema: pa.Schema) -> pa.Schema:
+def normalized_duckdb_schema(schema: pa.Schema) -> pa.Schema:
     """Normalise an Arrow schema that DuckDB returns, to compare it with the sink's: plain types, UTC under one name."""
     return pa.schema([pa.field(field.name, _loose(field.type), field.nullable) for field in with_plain_types(schema)])
 
@@ -345,7 +349,7 @@ def _micros(kind: Any) -> Any:
     return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) and kind.unit in ("s", "ms") else kind
 
 
-def columns_with_statistics(rows: pa.Table) -> bool | list[str]:
+def columns_with_safe_statistics(rows: pa.Table) -> bool | list[str]:
     """Return the columns for which a Parquet file may have statistics, or True if it may for all.
 
     Floating-point columns with a NaN are left out. A Parquet maximum ignores NaN, which DuckDB takes for the greatest
@@ -369,27 +373,27 @@ def _holds_floats(kind: Any) -> bool:
     return bool(pa.types.is_floating(kind))
 
 
-def verbatim(text: str) -> str:
+def escape_lake_name(text: str) -> str:
     """Escape `{lake}` in a name or path, since a transaction replaces `{lake}` in statements by the lake's name."""
     return text.replace("{lake}", _ESCAPED_NAME)
 
 
 def literal(text: str) -> str:
     """Quote a text as an SQL string literal for a statement of a `LakeTransaction`."""
-    return verbatim(_sql_text(text))
+    return escape_lake_name(_sql_text(text))
 
 
 def _sql_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def sql_list(values: Sequence[str]) -> str:
+def sql_list_literal(values: Sequence[str]) -> str:
     """Return texts as a list literal in SQL, for a transaction's statement."""
     return "[" + ", ".join(literal(value) for value in values) + "]"
 
 
 @contextlib.contextmanager
-def lake_errors(place: str) -> Iterator[None]:
+def translated_duckdb_errors(place: str) -> Iterator[None]:
     """Translate DuckDB's errors inside the block to the package's own.
 
     After a fatal one, drop this process's DuckDB.
@@ -397,27 +401,27 @@ def lake_errors(place: str) -> Iterator[None]:
     try:
         yield
     except duckdb.PermissionException as error:
-        raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
+        raise NotAuthorizedError(f"No right to write {place}: {first_error_line(error)}") from error
     except _REFUSED as error:
         if _METADATA_GONE.search(str(error)):  # by text: the extension's race has no class of its own
-            raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
-        raise InvalidInputError(f"{place} refuses a request: {line_of(error)}") from error
+            raise RetriableError(f"{place} does not answer: {first_error_line(error)}") from error
+        raise InvalidInputError(f"{place} refuses a request: {first_error_line(error)}") from error
     except (duckdb.FatalException, duckdb.InternalException) as error:
         _forget_database()
         if isinstance(error, duckdb.FatalException):
-            raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
-        raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
+            raise RetriableError(f"{place} does not answer: {first_error_line(error)}") from error
+        raise CorruptDataError(f"{place} can't be read: {first_error_line(error)}") from error
     except duckdb.SerializationException as error:
-        raise CorruptDataError(f"{place} can't be read: {line_of(error)}") from error
+        raise CorruptDataError(f"{place} can't be read: {first_error_line(error)}") from error
     except duckdb.Error as error:
         if any(text in str(error) for text in _NO_RIGHT):  # by text: PostgreSQL's errors have no class in DuckDB
-            raise NotAuthorizedError(f"No right to write {place}: {line_of(error)}") from error
+            raise NotAuthorizedError(f"No right to write {place}: {first_error_line(error)}") from error
         if "file is not a database" in str(error):  # by text: SQLite's errors have no class in DuckDB
-            raise InvalidInputError(f"The catalog of {place} is no SQLite file: {line_of(error)}") from error
-        raise RetriableError(f"{place} does not answer: {line_of(error)}") from error
+            raise InvalidInputError(f"The catalog of {place} is no SQLite file: {first_error_line(error)}") from error
+        raise RetriableError(f"{place} does not answer: {first_error_line(error)}") from error
 
 
-def line_of(error: Exception) -> str:
+def first_error_line(error: Exception) -> str:
     """Return the first line of an error's text; DuckDB adds the statement in later ones."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
@@ -461,7 +465,7 @@ def _load_extension(execute: Callable[[str], object], name: str) -> None:
         package = "'kohort[ducklake]'" if name in _EXTENSIONS else f"duckdb-extension-{name.replace('_', '-')}"
         raise InvalidInputError(
             f"DuckLakeTable needs DuckDB's extension {name}: pip install {package}, or run INSTALL {name} "
-            f"in DuckDB {duckdb.__version__} ({line_of(error)})"
+            f"in DuckDB {duckdb.__version__} ({first_error_line(error)})"
         ) from error
 
 

@@ -43,29 +43,35 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region.files import Output, local_path, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
-from kohort.region.sinks.bound import FolderSink, offsets_text
-from kohort.region.sinks.columns import filled_schema, typed_schema
+from kohort.region.sinks.bound import FolderSink, offsets_as_json
+from kohort.region.sinks.columns import fill_null_types, resolve_null_types
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.rows import check_fits, check_names, in_order, in_sink_schema, refuse_invalid
-from kohort.region.sinks.sql_dialects import PostgresUrl, postgres_parameters, quoted
+from kohort.region.sinks.rows import (
+    cast_to_sink_schema,
+    check_names,
+    check_schema_fits,
+    in_order,
+    refuse_invalid_values,
+)
+from kohort.region.sinks.sql_dialects import PostgresUrl, libpq_parameters, quoted
 from kohort.region.sinks.staged_files import Codec, read_json
-from kohort.region.staged import StagedKey, check_sequence, gone_text
-from kohort.settings.validation import shown_url
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
+from kohort.settings.validation import redacted_url
 
 try:
     from kohort.region.sinks.ducklake_catalog import (
         DATA,
-        CommitOpenError,
         DuckLake,
         LakeTransaction,
         NoLakeError,
         PostgresLake,
+        UnknownCommitError,
         column_types,
-        columns_with_statistics,
-        given_schema,
+        columns_with_safe_statistics,
+        ducklake_stored_schema,
+        escape_lake_name,
         literal,
-        sql_list,
-        verbatim,
+        sql_list_literal,
     )
 except ImportError as error:
     raise InvalidInputError(
@@ -146,13 +152,13 @@ class DuckLakeTable(FolderSink):
             raise InvalidInputError(f"The table is {table!r}: give its name, or its schema and its name: 'air.flights'")
         if (reserved := names[-1].lower()) in (_REGIONS, _SEQUENCES):
             raise InvalidInputError(f"{reserved} is the sink's own table: choose another name")
-        staged_files.check_pages(compression, None)
+        staged_files.check_parquet_options(compression, None)
         self.path = _local(os.fspath(lake))
         if bad := sorted(set(_GLOBS).intersection(self.path)):
             raise InvalidInputError(f"The lake {self.path} holds {bad[0]!r}, which DuckDB takes for a pattern")
         self._names = names if len(names) == 2 else ["main", *names]
         self.table, self.compression, self.catalog = ".".join(self._names), compression, catalog
-        self._parameters = postgres_parameters(catalog) if catalog else ""
+        self._parameters = libpq_parameters(catalog) if catalog else ""
 
     def __repr__(self) -> str:
         return f"DuckLakeTable({self.table!r}, lake={self.path!r})"
@@ -171,11 +177,11 @@ class DuckLakeTable(FolderSink):
         return DuckLake(self.path, self.place)
 
     def _table_of_sink(self, table: str) -> str:
-        return verbatim(quoted(self._names[0], table))
+        return escape_lake_name(quoted(self._names[0], table))
 
     @property
     def _target(self) -> str:
-        return verbatim(quoted(*self._names))
+        return escape_lake_name(quoted(*self._names))
 
     def _state(self, at: LakeTransaction) -> _LakeState | None:
         """Return the table's state in the transaction's snapshot; None: the table does not exist."""
@@ -219,7 +225,7 @@ class DuckLakeTable(FolderSink):
         if state is None or state.claim is None:
             raise self._unknown_table()
         if state.claim.place != self.place:
-            raise owner_marker.other_name(self._region, state.claim.place, self.place)
+            raise owner_marker.other_name_error(self._region, state.claim.place, self.place)
         self._kept = state.claim
         return state, state.claim
 
@@ -266,7 +272,7 @@ class DuckLakeTable(FolderSink):
                         return False
                     change(at, state)
                 return True
-            except CommitOpenError:
+            except UnknownCommitError:
                 continue
         raise self._too_late()
 
@@ -281,7 +287,7 @@ class DuckLakeTable(FolderSink):
         check_names(schema, (), "")
         if ours := [name for name in schema.names if name.lower() in _VIRTUAL]:
             raise InvalidInputError(f"Columns of DuckLake's own names: {', '.join(ours)}: rename them")
-        given = given_schema(self.place, typed_schema(schema, self._known_columns))
+        given = ducklake_stored_schema(self.place, resolve_null_types(schema, self._known_columns))
         try:
             make_folder(self._files, f"{self.path}/{DATA}")
             for name in (self.path, f"{self.path}/{DATA}"):
@@ -290,7 +296,7 @@ class DuckLakeTable(FolderSink):
                     raise NotAuthorizedError(f"No right to write {name}, a folder of {self.place}")
             self._lake.check_rights()
             state, claim = self._made(given)
-            check_fits(self.place, claim.rows(), given)
+            check_schema_fits(self.place, claim.rows(), given)
             self._try_empty_file(state, claim.rows())
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the DuckLake table {self.place}: {error}") from error
@@ -314,7 +320,7 @@ class DuckLakeTable(FolderSink):
                     with self._lake.transaction(create=True) as at:
                         step(at, schema)
                     break
-                except CommitOpenError:
+                except UnknownCommitError:
                     if not again:
                         raise
         return self._load()
@@ -322,12 +328,12 @@ class DuckLakeTable(FolderSink):
     def _make_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         there = at.tables(self._names[0])
         if self._names[1].lower() not in there:
-            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{verbatim(quoted(self._names[0]))}")
+            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{escape_lake_name(quoted(self._names[0]))}")
             kinds = column_types(self.place, schema)
             columns = [
                 f"{quoted(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}" for field in schema
             ]
-            at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({verbatim(', '.join(columns))})")
+            at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({escape_lake_name(', '.join(columns))})")
         if _REGIONS not in there:
             columns = ["table_id VARCHAR", "region_id VARCHAR", "region VARCHAR", "claim VARCHAR"]
             at.execute_change(f"CREATE TABLE {{lake}}.{self._table_of_sink(_REGIONS)} ({', '.join(columns)})")
@@ -356,7 +362,7 @@ class DuckLakeTable(FolderSink):
             return
         if state is None:
             raise self._unknown_table()
-        check_fits(self.place, at.schema(self._target), schema)
+        check_schema_fits(self.place, at.schema(self._target), schema)
         claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
         mine = (state.table_id, self._bound().hex)
         text = msgspec.json.encode(claim).decode()
@@ -389,9 +395,9 @@ class DuckLakeTable(FolderSink):
     def _shaped(self, table: pa.Table, claim: OwnerMarker) -> pa.Table:
         kept = claim.rows()
         if not table.schema.equals(kept):
-            check_fits(self.place, kept, given_schema(self.place, filled_schema(table.schema, kept)))
-        rows = in_sink_schema(table, kept, ())
-        refuse_invalid(rows)
+            check_schema_fits(self.place, kept, ducklake_stored_schema(self.place, fill_null_types(table.schema, kept)))
+        rows = cast_to_sink_schema(table, kept, ())
+        refuse_invalid_values(rows)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -436,17 +442,19 @@ class DuckLakeTable(FolderSink):
             make_folder(self._files, folder)
             output = Output(self._files, path)
         with contextlib.closing(output):
-            staged_files.write_parquet(rows, output, self.place, self.compression, None, columns_with_statistics(rows))
+            staged_files.write_parquet(
+                rows, output, self.place, self.compression, None, columns_with_safe_statistics(rows)
+            )
             output.sync()
         sync_folder(self._files, folder)
 
     def _put_piece(self, state: _LakeState, key: StagedKey, piece: _LakePiece) -> None:
         data, folder, name = msgspec.json.encode(piece), f"{self._folder(state)}/staged", key.file_stem() + _PIECE
         try:
-            staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
+            staged_files.write_file_atomically(self._files, folder, name, lambda output: output.write(data))
         except FileNotFoundError:
             make_folder(self._files, folder)
-            staged_files.write_staged(self._files, folder, name, lambda output: output.write(data))
+            staged_files.write_file_atomically(self._files, folder, name, lambda output: output.write(data))
 
     def _try_empty_file(self, state: _LakeState, schema: pa.Schema) -> None:
         """Check with an empty Parquet file that DuckLake accepts files with these columns."""
@@ -464,7 +472,7 @@ class DuckLakeTable(FolderSink):
 
     def _adding(self, paths: Sequence[str]) -> str:
         return (
-            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {sql_list(paths)}, schema => "
+            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {sql_list_literal(paths)}, schema => "
             f"{literal(self._names[0])}, allow_missing => true, hive_partitioning => false)"
         )
 
@@ -485,10 +493,10 @@ class DuckLakeTable(FolderSink):
         named, committed = in_order(keys), False
         if self._marked(state) < sequence:
             pieces = {key: self._piece(state, key.file_stem()) for key in named}
-            gone = gone_text({key.file_stem(): self._is_whole(state, piece) for key, piece in pieces.items()})
+            gone = missing_rows_text({key.file_stem(): self._is_whole(state, piece) for key, piece in pieces.items()})
             staged = [piece for piece in pieces.values() if piece is not None and piece.files]
             if gone or staged:
-                committed = self._bring(sequence, staged, gone, offsets_text(positions))
+                committed = self._bring(sequence, staged, gone, offsets_as_json(positions))
             self._mark(state, sequence)
         for key in named:
             self._forget(state, key.file_stem(), committed)
@@ -622,7 +630,7 @@ class DuckLakeTable(FolderSink):
                         )  # fmt: skip
                 self._kept = None
                 return state.claim.place
-            except CommitOpenError:
+            except UnknownCommitError:
                 continue
         raise self._too_late()
 
@@ -637,7 +645,7 @@ class DuckLakeTable(FolderSink):
             return
         folder, kept = f"{self._folder(state)}/staged", {key.file_stem() for key in keep.keys}
         for name in names_in(self._files, folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
@@ -690,6 +698,6 @@ class DuckLakeTable(FolderSink):
 def _local(lake: str) -> str:
     if "://" in lake and not lake.startswith("file:"):
         raise InvalidInputError(
-            f"The catalog of a DuckLake is a SQLite file here, which {shown_url(lake)} can't hold: give a folder"
+            f"The catalog of a DuckLake is a SQLite file here, which {redacted_url(lake)} can't hold: give a folder"
         )
     return local_path(lake, "The lake of a DuckLakeTable")

@@ -5,7 +5,7 @@
     out/_staging/showing-17-ATTEMPT      a folder on its way to `sequence=17`
 
 One rename can't replace several folders, so that readers which list `sequence=*` see the change in steps. They see the
-old folders until the grace time of a compaction is over. Then `retire_replaced` hides these, one after the other,
+old folders until the grace time of a compaction is over. Then `remove_replaced_files` hides these, one after the other,
 and shows the merged files in the folder of the last sequence that each has. In between some rows are missing for them,
 and none is there twice. If a process dies there, the next sweep or compaction finishes the change.
 """
@@ -40,11 +40,11 @@ from kohort.region.sinks import staged_files
 from kohort.region.sinks.compaction import (
     COMPACTED,
     GENERATION,
-    CompactedFile,
     Generation,
-    PublishedFile,
-    decoded_generation,
-    old_generations,
+    ParquetFileEntry,
+    PublishedParquetFile,
+    decode_generation,
+    expired_generation_numbers,
 )
 from kohort.region.sinks.owner_marker import UNFINISHED
 
@@ -68,7 +68,7 @@ def files_below(files: FileCalls, folder: str) -> list[str]:
     return found
 
 
-def make_partitions(files: FileCalls, folder: str, path: str, made: set[str]) -> None:
+def create_partition_folders(files: FileCalls, folder: str, path: str, made: set[str]) -> None:
     """Create the Hive partition folders in the path of a file; `made` has those that exist, and gets the new ones."""
     above = folder
     for segment in path.split("/")[:-1]:
@@ -92,22 +92,22 @@ class FolderGenerations:
         names = names_in(self._files, f"{self._path}/_region")
         return [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
 
-    def newest_number(self) -> int:
+    def newest_generation_number(self) -> int:
         """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
-    def read_newest(self) -> Generation:
+    def read_newest_generation(self) -> Generation:
         """Return the newest generation (file list); if there is none, return an empty one with number 0."""
         for _ in range(_READ_ATTEMPTS):
-            if not (number := self.newest_number()):
+            if not (number := self.newest_generation_number()):
                 return Generation(1, self._id or UUID(int=0), 0, 0, {}, {}, "")
             with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
-                return decoded_generation(read_file(self._files, self._generation_path(number)), self._path)
+                return decode_generation(read_file(self._files, self._generation_path(number)), self._path)
         raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
 
     def newest(self) -> Generation:
         """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
-        found = self.read_newest()
+        found = self.read_newest_generation()
         if found.generation:
             sync_folder(self._files, f"{self._path}/_region")
         return found
@@ -131,31 +131,33 @@ class FolderGenerations:
         finally:
             with contextlib.suppress(OSError):
                 remove(files, temporary)
-        for number in old_generations(self._numbers()):
+        for number in expired_generation_numbers(self._numbers()):
             remove(files, self._generation_path(number))
         return True
 
     # -- files
 
-    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+    def list_sequence_files(self, after: int, upto: int) -> list[PublishedParquetFile]:
         """Return the Parquet files in the folders of published checkpoints with `after < sequence <= upto`."""
         return [
-            PublishedFile(path, CompactedFile(self._files.stat(f"{self._path}/{path}").st_size, number, number))
-            for number in self.shown_numbers()
+            PublishedParquetFile(
+                path, ParquetFileEntry(self._files.stat(f"{self._path}/{path}").st_size, number, number)
+            )
+            for number in self.shown_sequences()
             if after < number <= upto
-            for path in self.shown_files(number)
+            for path in self.shown_sequence_files(number)
         ]
 
-    def shown_numbers(self) -> list[int]:
+    def shown_sequences(self) -> list[int]:
         """Return the numbers N of all folders `sequence=N`, in ascending order."""
         return sorted(int(found[1]) for name in names_in(self._files, self._path) if (found := SHOWN.fullmatch(name)))
 
-    def shown_files(self, number: int) -> list[str]:
+    def shown_sequence_files(self, number: int) -> list[str]:
         """Return the sorted paths of the Parquet files in the folder `sequence=N`."""
         folder = f"sequence={number}"
         return [f"{folder}/{path}" for path in sorted(files_below(self._files, f"{self._path}/{folder}"))]
 
-    def merged_files(self) -> list[str]:
+    def compaction_output_files(self) -> list[str]:
         """Return the paths of all Parquet files in compaction's folder, also of those that no generation has."""
         return [f"{COMPACTED}/{path}" for path in files_below(self._files, f"{self._path}/{COMPACTED}")]
 
@@ -163,7 +165,7 @@ class FolderGenerations:
         """Return the content of a Parquet file; raise FileNotFoundError if it is gone."""
         return read_file(self._files, f"{self._path}/{path}")
 
-    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+    def write_merged_file(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
         """Write a merged file, sync it, and return its size in bytes; `create_generation` syncs its folder later."""
         make_folder(self._files, f"{self._path}/{path.rpartition('/')[0]}")
         with contextlib.closing(Output(self._files, f"{self._path}/{path}")) as output:
@@ -171,7 +173,7 @@ class FolderGenerations:
             output.sync()
             return output.tell()
 
-    def keep_file(self, path: str, to: str) -> str:
+    def keep_unmerged_file(self, path: str, to: str) -> str:
         """Hard-link a sequence's file to a path in compaction's folder, since the sequence's folder will be removed.
 
         Return that path. A file that is in compaction's folder already keeps its path.
@@ -193,12 +195,12 @@ class FolderGenerations:
 
     # -- the folders that readers without a list see
 
-    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
+    def remove_replaced_files(self, generation: Generation, due: Sequence[str]) -> None:
         """Make the folders `sequence=N` contain the files of this file list, and remove the replaced files `due`."""
-        self.show_generation(generation)
+        self.rebuild_sequence_folders(generation)
         self.remove_files(due)
 
-    def show_generation(self, generation: Generation) -> None:
+    def rebuild_sequence_folders(self, generation: Generation) -> None:
         """Make the folders `sequence=N` up to `upto` of this generation (file list) contain exactly its files.
 
         Another process may do the same and hide a folder just shown, so this repeats until it holds.
@@ -210,7 +212,7 @@ class FolderGenerations:
         for path, file in generation.files.items():
             wanted.setdefault(file.last, []).append(path)
         for _ in range(_SHOW_ATTEMPTS):
-            there = [number for number in self.shown_numbers() if number <= generation.upto]
+            there = [number for number in self.shown_sequences() if number <= generation.upto]
             good = {number for number in there if number in wanted and self._shows(number, wanted[number])}
             if good == set(there) == set(wanted):
                 break
@@ -234,7 +236,7 @@ class FolderGenerations:
                 raise
 
     def _shows(self, number: int, paths: list[str]) -> bool:
-        have = {path.partition("/")[2] for path in self.shown_files(number)}
+        have = {path.partition("/")[2] for path in self.shown_sequence_files(number)}
         return have == {path.partition("/")[2] for path in paths}
 
     def _prepared(self, number: int, paths: list[str]) -> str:
@@ -244,7 +246,7 @@ class FolderGenerations:
         made: set[str] = set()
         for path in paths:
             inner = path.partition("/")[2]
-            make_partitions(files, folder, inner, made)
+            create_partition_folders(files, folder, inner, made)
             staged_files.show(files, f"{self._path}/{path}", f"{folder}/{inner}")
         if self._id is not None:
             says = f"{folder}/{SAYS}{number}-{self._id.hex}"

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.rows import check_names, refusal_of, refuse_far_times, rows_where
+from kohort.region.sinks.rows import check_names, refuse_out_of_range_times, refused_rows_error, row_indices_where
 
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
@@ -34,7 +34,7 @@ _SHORT_BYTES: Final = 60
 """Texts up to this length need no look at their escaped form, which is at most three times as long."""
 
 
-def partition_columns(partition_by: Sequence[str]) -> tuple[str, ...]:
+def parse_partition_by(partition_by: Sequence[str]) -> tuple[str, ...]:
     """Return the value of the option `partition_by` as a tuple of column names.
 
     Raises:
@@ -71,12 +71,12 @@ def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
         raise InvalidInputError("partition_by names all columns: one must be left for the files")
 
 
-def without_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
+def without_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> pa.Schema:
     """Return the schema without the partition columns: the columns that the Parquet files have."""
     return pa.schema([field for field in schema if field.name not in partition_by])
 
 
-def split_rows(table: pa.Table, partition_by: Sequence[str]) -> dict[str, pa.Table]:
+def split_by_partition(table: pa.Table, partition_by: Sequence[str]) -> dict[str, pa.Table]:
     """Split rows by their Hive partition: the result maps its folders, such as `day=2026-11-26`, to its rows.
 
     The rows keep their order, and lack the partition columns.
@@ -85,19 +85,19 @@ def split_rows(table: pa.Table, partition_by: Sequence[str]) -> dict[str, pa.Tab
     return {folder: rest.take(pa.array(rows, pa.int64())) for folder, rows in _rows_of(table, partition_by).items()}
 
 
-def refuse_values(table: pa.Table, partition_by: Sequence[str], sink_schema: pa.Schema) -> None:
+def check_partition_values(table: pa.Table, partition_by: Sequence[str], sink_schema: pa.Schema) -> None:
     """Check that each row's values of the partition columns can be the names of folders.
 
     Raises:
         RowRefusedError: the table has more than 10,000 partitions; a value is too long, or a date beyond the years 1 to
             9999; or a text that readers take for null is in a column that may not be null.
     """
-    refuse_far_times(table, partition_by)
+    refuse_out_of_range_times(table, partition_by)
     if partition_by and table.num_rows > PARTITIONS_MAX:
         partitions = list(_rows_of(table, partition_by).values())
         if beyond := sorted(row for rows in partitions[PARTITIONS_MAX:] for row in rows):
             why = f"A table has more than {PARTITIONS_MAX} partitions by {', '.join(partition_by)}"
-            raise refusal_of(dict.fromkeys(beyond, why), table, partition_by[0])
+            raise refused_rows_error(dict.fromkeys(beyond, why), table, partition_by[0])
     for name in partition_by:
         if _is_text(sink_schema.field(name).type):
             _refuse_texts(table, name, nullable=sink_schema.field(name).nullable)
@@ -106,7 +106,7 @@ def refuse_values(table: pa.Table, partition_by: Sequence[str], sink_schema: pa.
         bad = {row for folder, rows in folders.items() if len(folder.encode()) > FOLDERS_BYTES_MAX for row in rows}
         if bad:
             why = f"The folders of {', '.join(partition_by)} would have more than {FOLDERS_BYTES_MAX} bytes"
-            raise refusal_of(dict.fromkeys(sorted(bad), why), table, partition_by[0])
+            raise refused_rows_error(dict.fromkeys(sorted(bad), why), table, partition_by[0])
 
 
 def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
@@ -115,15 +115,15 @@ def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
     if not nullable:
         nameless = pc.is_in(column, pa.array(["", NULL], column.type))
         why = f"{name!r} is empty or {NULL}, which readers of partitions take for null"
-        reasons = dict.fromkeys(rows_where(nameless), why)
+        reasons = dict.fromkeys(row_indices_where(nameless), why)
     if _longest(column) > _SHORT_BYTES:
         unique = [value for value in pc.unique(column).to_pylist() if value is not None]
         long = [value for value in unique if len(_segment(name, value).encode()) > SEGMENT_BYTES_MAX]
         if long:
             why = f"{name!r} is too long for the name of a folder ({SEGMENT_BYTES_MAX} bytes with its escapes)"
-            reasons |= dict.fromkeys(rows_where(pc.is_in(column, pa.array(long, column.type))), why)
+            reasons |= dict.fromkeys(row_indices_where(pc.is_in(column, pa.array(long, column.type))), why)
     if reasons:
-        raise refusal_of(dict(sorted(reasons.items())), table, name)
+        raise refused_rows_error(dict(sorted(reasons.items())), table, name)
 
 
 def _longest(column: Any) -> int:

@@ -1,7 +1,7 @@
 """Catalogs of Iceberg tables: how they are opened, and what their errors mean.
 
 pyiceberg asks a REST catalog without a limit on the time, and its errors repeat what servers say. `TimedRestCatalog`
-waits for a bounded time. `catalog_errors` translates errors, without their causes and without the catalog's
+waits for a bounded time. `translated_catalog_errors` translates errors, without their causes and without the catalog's
 secrets: the cause of such an error has the request's address and the server's words.
 
 Only the catalog itself says that a table does not exist. A gateway before it also answers 404 while the catalog is
@@ -107,7 +107,7 @@ def _refuse_unsafe(kind: str, uri: str) -> None:
         raise InvalidInputError("Each process would have a catalog of its own in its memory: give a file or a server")
 
 
-def without_secrets(text: str, properties: Mapping[str, Any]) -> str:
+def redact_secrets(text: str, properties: Mapping[str, Any]) -> str:
     """Return an error's text with the secrets of a catalog's properties replaced by `…`, and authorization headers too.
 
     A token that pyiceberg has fetched is in no property, and a login is encoded in a request's header.
@@ -131,7 +131,7 @@ def _secrets(properties: Mapping[str, Any]) -> set[str]:
 
 
 @contextlib.contextmanager
-def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
+def translated_catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -> Iterator[None]:
     """Translate errors of pyiceberg's catalogs inside the block to the package's own. An `OSError` of a file passes.
 
     Args:
@@ -141,7 +141,7 @@ def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -
     try:
         yield
     except (NoSuchTableError, NoSuchNamespaceError) as error:
-        said = without_secrets(_line(error), properties)
+        said = redact_secrets(_line(error), properties)
         if not _is_catalogs(error):
             raise RetriableError(f"The catalog of {place} does not answer, another server does: {said}") from None
         raise type(error)(said) from None
@@ -163,7 +163,7 @@ def catalog_errors(place: str, properties: Mapping[str, Any] = _NO_PROPERTIES) -
 
 
 def _translated(error: Exception, place: str, properties: Mapping[str, Any]) -> KafkaError:
-    said = without_secrets(_line(error), properties)
+    said = redact_secrets(_line(error), properties)
     if isinstance(error, ValidationError):  # its text has the answer, which may have credentials for the store
         return RetriableError(f"The catalog of {place} gives an answer that can't be read as {error.title}")
     if isinstance(error, UnauthorizedError | ForbiddenError | OAuthError):

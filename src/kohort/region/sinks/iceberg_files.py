@@ -39,7 +39,7 @@ from kohort.region.confined_files import confine_files
 from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
 from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
-from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec, PagesOutput
+from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec, ParquetPageOutput
 
 ROOT: Final = "kohort.table-location"
 """The property of a FileIO that has the location of its table."""
@@ -87,7 +87,7 @@ class DurableFileIO(PyArrowFileIO):
         made = super()._initialize_s3_fs(netloc)
         return made if self._has_own_retries else _client(made, in_parts=False)
 
-    def new_output_in_parts(self, location: str) -> Any:  # as `new_output`
+    def new_multipart_output(self, location: str) -> Any:  # as `new_output`
         """Return a file in a store to write by a multipart upload: a late copy of its requests can't write it again."""
         if self._has_own_retries:
             return self.new_output(location)
@@ -175,7 +175,7 @@ class _Whole(io.BytesIO):
         if not self.closed:
             data = self.getvalue()
             super().close()
-            with durable_output(self._files, self._path) as output:
+            with open_durable_output(self._files, self._path) as output:
                 output.write(data)
 
     def __del__(self) -> None:
@@ -184,7 +184,7 @@ class _Whole(io.BytesIO):
 
 
 @contextlib.contextmanager
-def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
+def open_durable_output(files: FileCalls, path: str) -> Iterator[Output]:
     """Open a new file for the block, and create missing folders; sync the file and its folder at the block's end."""
     folder = os.path.dirname(path)
     try:
@@ -198,7 +198,7 @@ def durable_output(files: FileCalls, path: str) -> Iterator[Output]:
     sync_folder(files, folder)
 
 
-class TableStore(Protocol):
+class TableSideStore(Protocol):
     """The interface for small objects that the sink keeps beside an Iceberg table, such as `KEY.json` of staged rows.
 
     Writes are atomic, and durable when the call returns.
@@ -207,7 +207,7 @@ class TableStore(Protocol):
     def put_file(self, folder: str, name: str, data: bytes) -> None:
         """Write an object, or replace the one of this name. A late copy of the request never replaces a later write."""
 
-    def put_last(self, folder: str, name: str, data: bytes) -> None:
+    def put_once(self, folder: str, name: str, data: bytes) -> None:
         """Write an object whose name is never written again. An object store needs one request for it, not three.
 
         The store may still carry out the request later, after the object was removed.
@@ -229,7 +229,7 @@ class TableStore(Protocol):
         """Return the last sequence (checkpoint) that was recorded by `mark_published`; 0: none."""
 
 
-def store_of(table: Table, place: str) -> TableStore:
+def side_store_of(table: Table, place: str) -> TableSideStore:
     """Return access to the small objects beside an Iceberg table: local files, or objects in the table's store.
 
     Raises:
@@ -261,12 +261,12 @@ class _LocalStore:
     def put_file(self, folder: str, name: str, data: bytes) -> None:
         path = self._path(folder)
         try:
-            staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
+            staged_files.write_file_atomically(self._files, path, name, lambda output: output.write(data))
         except FileNotFoundError:
             make_folder(self._files, path)
-            staged_files.write_staged(self._files, path, name, lambda output: output.write(data))
+            staged_files.write_file_atomically(self._files, path, name, lambda output: output.write(data))
 
-    def put_last(self, folder: str, name: str, data: bytes) -> None:
+    def put_once(self, folder: str, name: str, data: bytes) -> None:
         self.put_file(folder, name, data)
 
     def read(self, location: str) -> bytes:
@@ -298,11 +298,11 @@ class _RemoteStore:
 
     def put_file(self, folder: str, name: str, data: bytes) -> None:
         given, location = self._io, f"{folder}/{name}"
-        in_parts = given.new_output_in_parts if isinstance(given, DurableFileIO) else given.new_output
+        in_parts = given.new_multipart_output if isinstance(given, DurableFileIO) else given.new_output
         with in_parts(location).create(overwrite=True) as output:
             output.write(data)
 
-    def put_last(self, folder: str, name: str, data: bytes) -> None:
+    def put_once(self, folder: str, name: str, data: bytes) -> None:
         with self._io.new_output(f"{folder}/{name}").create(overwrite=True) as output:
             output.write(data)
 
@@ -322,7 +322,7 @@ class _RemoteStore:
     def mark_published(self, folder: str, sequence: int) -> None:
         there = self._marks(folder)
         if max(there, default=0) < sequence:
-            self.put_last(folder, f"{_MARK}{sequence}", b"done")
+            self.put_once(folder, f"{_MARK}{sequence}", b"done")
         for old in sorted(there)[:-MARKS_KEPT]:
             self.remove(f"{folder}/{_MARK}{old}")
 
@@ -426,7 +426,7 @@ def _parted(table: Table, rows: pa.Table) -> list[tuple[tuple[int | str | bool |
     return found
 
 
-def write_planned(table: Table, file: PlannedFile, compression: Codec, place: str) -> StagedFile:
+def write_planned_file(table: Table, file: PlannedFile, compression: Codec, place: str) -> StagedFile:
     """Write a data file durably, and return its description for the manifest.
 
     Raises:
@@ -443,7 +443,7 @@ def write_planned(table: Table, file: PlannedFile, compression: Codec, place: st
             rows = file.rows.select(fields.names).cast(fields)
             # No `metadata_collector`: after a failed write it makes the end of the writer fail once more, in `__del__`.
             with pq.ParquetWriter(
-                cast("IO[Any]", PagesOutput(output.write)),
+                cast("IO[Any]", ParquetPageOutput(output.write)),
                 fields,
                 compression=compression,
                 store_schema=False,
@@ -467,17 +467,17 @@ def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs 
     """Open a new data file so that Parquet pages are written one by one, without collecting the file in memory."""
     path = given.path_of(location) if isinstance(given, DurableFileIO) else None
     if isinstance(given, DurableFileIO) and path is not None:
-        with durable_output(given.files, path) as output:
+        with open_durable_output(given.files, path) as output:
             yield output
     else:
         # In one request a file would be in memory twice. What a store's client has freed is returned before the pages.
         pa.default_memory_pool().release_unused()
-        in_parts = given.new_output_in_parts if isinstance(given, DurableFileIO) else given.new_output
+        in_parts = given.new_multipart_output if isinstance(given, DurableFileIO) else given.new_output
         with in_parts(location).create(overwrite=True) as stream:  # the name is new: two requests need not ask
             yield stream
 
 
-def read_rows(store: TableStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:
+def read_rows(store: TableSideStore, files: Sequence[StagedFile], schema: pa.Schema) -> pa.Table:
     """Read staged Parquet files in this schema; columns that a file lacks are null."""
     parts = []
     for file in files:

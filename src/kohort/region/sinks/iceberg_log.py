@@ -48,10 +48,10 @@ from pyiceberg.transforms import Transform
 from sqlalchemy.exc import IntegrityError
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.sinks.iceberg_catalog import catalog_errors
+from kohort.region.sinks.iceberg_catalog import translated_catalog_errors
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_schema import returned_as
-from kohort.region.sinks.rows import storable_schema, with_plain_types
+from kohort.region.sinks.parquet_schema import other_type_text
+from kohort.region.sinks.rows import stored_schema_of_format, with_plain_types
 
 _MERGE: Final = "commit.manifest-merge.enabled"
 _REGION: Final = re.compile(r"kohort\.[0-9a-f]{32}\.region")
@@ -66,7 +66,7 @@ class IcebergLog:
         self._prefix = f"kohort.{self._id.hex}."
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return catalog_errors(self._place, self._catalog.properties)
+        return translated_catalog_errors(self._place, self._catalog.properties)
 
     def load(self) -> Table:
         """Load the table's current metadata from the catalog.
@@ -177,7 +177,7 @@ class IcebergLog:
 
         With a sequence, add those of the files that the region's snapshots of that sequence have added.
         """
-        found = {file.file_path for file in current_files(table)}
+        found = {file.file_path for file in current_data_files(table)}
         for snapshot in table.snapshots() if sequence else ():
             said = {} if snapshot.summary is None else snapshot.summary.additional_properties
             if said.get("kohort.region-id") == str(self._id) and said.get("kohort.sequence") == str(sequence):
@@ -186,7 +186,7 @@ class IcebergLog:
                         found |= {entry.data_file.file_path for entry in manifest.fetch_manifest_entry(table.io)}
         return found
 
-    def all_files(self, table: Table) -> set[str]:
+    def files_of_all_snapshots(self, table: Table) -> set[str]:
         """Return the locations of the files of all snapshots in this table metadata."""
         manifests = {
             manifest.manifest_path: manifest
@@ -199,7 +199,7 @@ class IcebergLog:
             for entry in manifest.fetch_manifest_entry(table.io)
         }
 
-    def region_count(self, table: Table) -> int:
+    def count_owner_markers(self, table: Table) -> int:
         """Return how many regions have an owner marker among the table's properties."""
         return sum(_REGION.fullmatch(name) is not None for name in table.properties)
 
@@ -349,7 +349,7 @@ class _Overwrite(_OverwriteFiles):
         return merged + [manifest for manifest in live if manifest.content != ManifestContent.DATA]
 
 
-def current_files(table: Table) -> list[DataFile]:
+def current_data_files(table: Table) -> list[DataFile]:
     """Return the data files of the table's current snapshot."""
     snapshot = table.current_snapshot()
     found = []
@@ -376,13 +376,13 @@ def arrow_of(schema: Schema) -> pa.Schema:
     return with_plain_types(schema_to_pyarrow(schema, include_field_ids=False))
 
 
-def kept_schema(schema: pa.Schema) -> pa.Schema:
+def iceberg_stored_schema(schema: pa.Schema) -> pa.Schema:
     """Return the Arrow types in which an Iceberg table gives these columns back to readers.
 
     Raises:
         InvalidInputError: an Iceberg table can't store a column unchanged; the message names the columns.
     """
-    kept = storable_schema(schema, "Iceberg", _stored_type)
+    kept = stored_schema_of_format(schema, "Iceberg", _stored_type)
     try:
         iceberg_schema_of(kept)
     except ValueError as error:
@@ -398,7 +398,7 @@ def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
         back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0).type
     except Exception as error:  # noqa: BLE001 - the library raises plain ones
         return _line(error)
-    return back if _holds(back, field.type) else returned_as(back)
+    return back if _holds(back, field.type) else other_type_text(back)
 
 
 def _holds(kept: pa.DataType, given: pa.DataType) -> bool:

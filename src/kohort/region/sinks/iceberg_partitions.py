@@ -77,7 +77,7 @@ def _parsed(text: str) -> PartitionBy:
     )
 
 
-def named_for_readers(fields: Iterable[PartitionBy], columns: Sequence[str]) -> tuple[PartitionBy, ...]:
+def with_ascii_field_names(fields: Iterable[PartitionBy], columns: Sequence[str]) -> tuple[PartitionBy, ...]:
     """Rename the partition fields of a new table: ASCII letters only, and no name of a column.
 
     A manifest has these names in its Avro schema, and some readers refuse other letters there (iceberg-python #2123).
@@ -107,7 +107,7 @@ def fields_of(table: Table) -> tuple[PartitionBy, ...]:
     )
 
 
-def check_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> None:
+def check_partition_fields(place: str, schema: Schema, fields: Sequence[PartitionBy]) -> None:
     """Check that pyiceberg can divide rows of this schema by these partition fields.
 
     Raises:

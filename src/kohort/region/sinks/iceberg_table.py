@@ -34,31 +34,31 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region.files import SYSTEM, local_path, make_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
-from kohort.region.sinks.bound import BoundSink, offsets_text
-from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
+from kohort.region.sinks.bound import BoundSink, offsets_as_json
+from kohort.region.sinks.columns import fill_null_types, is_empty, resolve_null_types
 from kohort.region.sinks.owner_marker import OwnerMarker
 from kohort.region.sinks.rows import (
     Evolution,
     Mode,
+    cast_to_sink_schema,
     check_evolution,
-    check_fits,
     check_keys,
     check_mode,
     check_names,
-    completed_schema,
+    check_schema_fits,
     in_order,
-    in_sink_schema,
-    last_of_each,
+    last_row_of_each_key,
     new_columns,
-    refuse_changed,
-    refuse_far_times,
-    refuse_foreign,
-    refuse_invalid,
+    refuse_changed_columns,
+    refuse_conflicting_columns,
+    refuse_invalid_values,
+    refuse_out_of_range_times,
     with_added_columns,
+    with_added_fields,
 )
 from kohort.region.sinks.staged_files import Codec, read_json
-from kohort.region.staged import StagedKey, check_sequence, gone_text
-from kohort.settings.validation import shown_url
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
+from kohort.settings.validation import redacted_url
 
 try:
     from pydantic import ValidationError
@@ -68,24 +68,24 @@ try:
     from requests import RequestException
 
     from kohort.region.sinks import iceberg_partitions
-    from kohort.region.sinks.iceberg_catalog import catalog_errors, open_catalog, without_secrets
+    from kohort.region.sinks.iceberg_catalog import open_catalog, redact_secrets, translated_catalog_errors
     from kohort.region.sinks.iceberg_files import (
         PlannedFile,
         StagedFile,
         file_stem,
         plan_files,
         read_rows,
-        store_of,
-        write_planned,
+        side_store_of,
+        write_planned_file,
     )
     from kohort.region.sinks.iceberg_log import (
         IcebergLog,
         arrow_of,
-        current_files,
+        current_data_files,
         iceberg_schema_of,
-        kept_schema,
+        iceberg_stored_schema,
     )
-    from kohort.region.sinks.iceberg_update import MergeAttempt, replaced_files, settle_attempts
+    from kohort.region.sinks.iceberg_update import MergeAttempt, find_replaced_files, remove_failed_attempts
 except ImportError as error:
     raise InvalidInputError(
         f"IcebergTable needs the package pyiceberg: pip install 'kohort[lake]' ({error})"
@@ -164,7 +164,7 @@ class IcebergTable(BoundSink):
         if len(parts := table.split(".")) < 2 or not all(parts):
             raise InvalidInputError(f"The table {table!r} needs a namespace: give 'namespace.name'")
         check_mode(mode, keys)
-        staged_files.check_pages(compression, None)
+        staged_files.check_parquet_options(compression, None)
         check_evolution(evolve)
         self.mode, self.keys, self.evolve = mode, tuple(keys), evolve
         self.table, self.partition_by, self.compression = table, tuple(partition_by), compression
@@ -178,8 +178,8 @@ class IcebergTable(BoundSink):
         uri = self._properties.get("uri", "")
         if uri.startswith("http") and ("@" in urlsplit(uri).netloc or "?" in uri):
             raise InvalidInputError(
-                f"The catalog's uri {shown_url(uri)} holds credentials or a query: give them as 'credential', 'token' "
-                "or 'auth'"
+                f"The catalog's uri {redacted_url(uri)} holds credentials or a query: give them as 'credential', "
+                "'token' or 'auth'"
             )
         if self._properties.get("warehouse", "").startswith(("/", "file:")):
             self._properties.setdefault("py-io-impl", "kohort.region.sinks.iceberg_files.DurableFileIO")
@@ -214,7 +214,7 @@ class IcebergTable(BoundSink):
         if self._open is None or self._open[0] != os.getpid():
             for again in reversed(range(_CATALOGS_MAX)):
                 try:
-                    with catalog_errors(self.place, self._properties):
+                    with translated_catalog_errors(self.place, self._properties):
                         self._open = (os.getpid(), self._opened())
                     break
                 except RetriableError:
@@ -229,7 +229,7 @@ class IcebergTable(BoundSink):
         except (RequestException, ValidationError):
             raise
         except (ValueError, ImportError) as error:
-            said = without_secrets(str(error), self._properties)
+            said = redact_secrets(str(error), self._properties)
             raise InvalidInputError(f"pyiceberg can't open the catalog of {self._place_name()}: {said}") from None
 
     @property
@@ -279,7 +279,7 @@ class IcebergTable(BoundSink):
         if claim is None:
             return None
         if claim.place != self.place:
-            raise owner_marker.other_name(self._region, claim.place, self.place)
+            raise owner_marker.other_name_error(self._region, claim.place, self.place)
         self._kept = claim
         return claim
 
@@ -298,17 +298,17 @@ class IcebergTable(BoundSink):
         self._bound()
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         check_names(schema, (field.column for field in fields), "partition_by")
-        schema = typed_schema(schema, self._known_columns, self.evolve)
-        given = kept_schema(schema)
+        schema = resolve_null_types(schema, self._known_columns, self.evolve)
+        given = iceberg_stored_schema(schema)
         check_keys(given, self.keys)
-        iceberg_partitions.check_fields(self.place, iceberg_schema_of(given), fields)
+        iceberg_partitions.check_partition_fields(self.place, iceberg_schema_of(given), fields)
         try:
             if self.warehouse:
                 make_folder(SYSTEM, self.warehouse)
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
-            store = store_of(table, self.place)
-            store.put_last(self._folder(table), _PROBE, b"")
+            store = side_store_of(table, self.place)
+            store.put_once(self._folder(table), _PROBE, b"")
             store.remove(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
@@ -326,16 +326,16 @@ class IcebergTable(BoundSink):
         for _ in range(COMMITS_MAX):
             lake, claim = self._load_claimed()
             kept = claim.rows()
-            given = completed_schema(given, kept, claim.added)
+            given = with_added_fields(given, kept, claim.added)
             if self.evolve == "refuse":
-                return check_fits(self.place, kept, given)
+                return check_schema_fits(self.place, kept, given)
             new = new_columns(self.place, kept, given)
             there = arrow_of(lake.schema())
             schema, added = pa.schema([*kept, *new]), (*claim.added, *(field.name for field in new))
             missing = [schema.field(name) for name in added if name not in there.names]
             if not new and not missing:
                 return None
-            refuse_foreign(self.place, there, new)
+            refuse_conflicting_columns(self.place, there, new)
             check_names(pa.schema([*there, *missing]), (), "")
             grown = msgspec.structs.replace(claim, schema=owner_marker.text_of(schema), added=added)
             if self._log.write_owner_marker(lake, grown, missing):
@@ -351,10 +351,10 @@ class IcebergTable(BoundSink):
         """Return the table with this region's owner marker; create the table and the marker if they are missing."""
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
-            named = iceberg_partitions.named_for_readers(fields, schema.names)
+            named = iceberg_partitions.with_ascii_field_names(fields, schema.names)
             table = self._log.find() or self._log.create(schema, named)
             there = iceberg_partitions.fields_of(table)
-            iceberg_partitions.check_fields(self.place, table.schema(), there)
+            iceberg_partitions.check_partition_fields(self.place, table.schema(), there)
             if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
                 fields
             ):
@@ -377,9 +377,9 @@ class IcebergTable(BoundSink):
             if self.evolve == "add":
                 new = {field.name for field in new_columns(self.place, arrow_of(table.schema()), schema)}
                 schema = pa.schema([field for field in schema if field.name not in new])
-            check_fits(self.place, arrow_of(table.schema()), schema)
+            check_schema_fits(self.place, arrow_of(table.schema()), schema)
             columns = tuple(field.column for field in there)
-            alone = bool(self.keys) and not current_files(table)
+            alone = bool(self.keys) and not current_data_files(table)
             text = owner_marker.text_of(schema)
             claim = OwnerMarker(1, self._region, self._bound(), text, self.keys, columns, alone, self.place)
             if self._log.write_owner_marker(table, claim):
@@ -422,10 +422,10 @@ class IcebergTable(BoundSink):
             )
         table = with_added_columns(table, kept, claim.added)
         if not table.schema.equals(kept):  # which takes milliseconds
-            check_fits(self.place, kept, kept_schema(filled_schema(table.schema, kept)))
-        rows = in_sink_schema(table, kept, claim.keys)
-        refuse_invalid(rows)
-        refuse_far_times(rows, kept.names)
+            check_schema_fits(self.place, kept, iceberg_stored_schema(fill_null_types(table.schema, kept)))
+        rows = cast_to_sink_schema(table, kept, claim.keys)
+        refuse_invalid_values(rows)
+        refuse_out_of_range_times(rows, kept.names)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -440,7 +440,7 @@ class IcebergTable(BoundSink):
             lake, claim = self._load_claimed()
         rows = self._shaped(table, claim)
         if claim.keys:
-            rows = last_of_each(rows, claim.keys)
+            rows = last_row_of_each_key(rows, claim.keys)
         written = self._write(lake, key, rows, self._piece(lake, key.file_stem()), divided=not claim.keys)
         self._remove_unused(written.others)
 
@@ -456,7 +456,7 @@ class IcebergTable(BoundSink):
             before: the present content of `KEY.json`; None: there is none.
             divided: whether to write a file for each partition. False: one file, whose rows a publisher will merge.
         """
-        store, folder, name = store_of(lake, self.place), self._staging(lake), key.file_stem() + _PIECE
+        store, folder, name = side_store_of(lake, self.place), self._staging(lake), key.file_stem() + _PIECE
         plan = plan_files(lake, rows, file_stem(key.epoch, key.region_id), divided)
         spec_id = lake.metadata.default_spec_id
         files, others = ((), ()) if before is None else (before.files, before.others)
@@ -466,9 +466,9 @@ class IcebergTable(BoundSink):
                 whole = before is not None and before.whole
                 old = spec_id if before is None else before.spec_id
                 store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
-            written = tuple(write_planned(lake, file, self.compression, self.place) for file in plan)
+            written = tuple(write_planned_file(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put_last(folder, name, msgspec.json.encode(piece))
+            store.put_once(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:
@@ -481,7 +481,7 @@ class IcebergTable(BoundSink):
         return piece
 
     def _piece(self, lake: Table, name: str) -> _IcebergPiece | None:
-        return read_json(store_of(lake, self.place).read, f"{self._staging(lake)}/{name}{_PIECE}", _IcebergPiece)
+        return read_json(side_store_of(lake, self.place).read, f"{self._staging(lake)}/{name}{_PIECE}", _IcebergPiece)
 
     # -- publishing
 
@@ -496,11 +496,13 @@ class IcebergTable(BoundSink):
         named, committed = in_order(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.file_stem()) for key in named}
-            gone = gone_text({key.file_stem(): piece is not None and piece.whole for key, piece in pieces.items()})
+            gone = missing_rows_text(
+                {key.file_stem(): piece is not None and piece.whole for key, piece in pieces.items()}
+            )
             staged = {key: piece for key, piece in pieces.items() if piece is not None and piece.files}
             if gone or staged:
                 bring = self._bring_update if claim.keys else self._bring
-                committed = bring(sequence, staged, gone, offsets_text(positions))
+                committed = bring(sequence, staged, gone, offsets_as_json(positions))
             self._mark(lake, sequence)
         for key in named:
             if claim.keys:
@@ -548,8 +550,8 @@ class IcebergTable(BoundSink):
             if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
                 self._evolve(claim.rows())
                 return False
-            refuse_changed(self.place, arrow_of(lake.schema()), claim.rows())
-            store = store_of(lake, self.place)
+            refuse_changed_columns(self.place, arrow_of(lake.schema()), claim.rows())
+            store = side_store_of(lake, self.place)
             try:
                 read = [read_rows(store, piece.files, claim.rows()) for piece in staged.values()]
             except FileNotFoundError as error:
@@ -557,27 +559,27 @@ class IcebergTable(BoundSink):
                 return False
             attempt = MergeAttempt(lake, store, self._merges(lake), sequence, file_stem(0, self._bound()))
             attempts.append(attempt)
-            rows = last_of_each(pa.concat_tables(read), claim.keys)
+            rows = last_row_of_each_key(pa.concat_tables(read), claim.keys)
             try:
                 added, removed = self._merged(lake, attempt, rows, claim.keys)
             except BaseException as error:
                 with contextlib.suppress(OSError):
                     attempts.remove(attempt)
-                    attempt.discard_files()
+                    attempt.remove_written_files()
                 if isinstance(error, FileNotFoundError) and self._moved_on(lake):
                     return False  # others have compacted the table and removed its former files
                 raise
             if not self._log.commit(lake, sequence, added, offsets, removed):
                 return False
             attempts.remove(attempt)
-            attempt.forget_names()
+            attempt.remove_file_list()
             return True
 
         committed = self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_merge)
         if attempts:
             lake = self._load_table()
             for attempt in attempts:
-                attempt.settle_files(lambda: self._log.all_files(lake))
+                attempt.remove_unused_files(lambda: self._log.files_of_all_snapshots(lake))
         return committed
 
     def _merged(
@@ -589,13 +591,13 @@ class IcebergTable(BoundSink):
         """
 
         def write_file(file: PlannedFile) -> StagedFile:
-            return write_planned(lake, file, self.compression, self.place)
+            return write_planned_file(lake, file, self.compression, self.place)
 
         added: list[StagedFile] = []
         removed: list[DataFile] = []
         shown: list[pa.Table] = []
         found: list[Any] = []
-        for replaced in replaced_files(lake, rows, keys, self.place):
+        for replaced in find_replaced_files(lake, rows, keys, self.place):
             removed.append(replaced.file)
             added += attempt.write_rows(lake, replaced.rest, write_file)
             shown.append(replaced.replacing)
@@ -617,7 +619,7 @@ class IcebergTable(BoundSink):
         claim = self._claim_in(lake)  # not the cached one, which may be older than a column of these rows
         if claim is None:
             raise self._unknown()
-        rows = read_rows(store_of(lake, self.place), piece.files, claim.rows())
+        rows = read_rows(side_store_of(lake, self.place), piece.files, claim.rows())
         return self._write(lake, key, rows, piece)
 
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
@@ -656,10 +658,10 @@ class IcebergTable(BoundSink):
         Raises:
             InvalidInputError: others have rewritten files, so that the region's rows can't be told from others.
         """
-        there = current_files(lake)
+        there = current_data_files(lake)
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
-            if there and not (claim.alone and self._log.region_count(lake) == 1):
+            if there and not (claim.alone and self._log.count_owner_markers(lake) == 1):
                 raise InvalidInputError(
                     f"The rows of region {self._region!r} can't be told from others in {self.place}: there were "
                     "others' rows before its own, or other regions write there. Delete all rows of the table by hand; "
@@ -682,10 +684,10 @@ class IcebergTable(BoundSink):
     # -- progress and cleanup
 
     def _marked(self, lake: Table) -> int:
-        return store_of(lake, self.place).last_published(self._folder(lake))
+        return side_store_of(lake, self.place).last_published(self._folder(lake))
 
     def _mark(self, lake: Table, sequence: int) -> None:
-        store_of(lake, self.place).mark_published(self._folder(lake), sequence)
+        side_store_of(lake, self.place).mark_published(self._folder(lake), sequence)
 
     def published(self) -> int:
         """Return the last sequence (checkpoint number) that is published and durable; 0: none."""
@@ -723,10 +725,10 @@ class IcebergTable(BoundSink):
         lake = self._find()
         if lake is None:
             return
-        store, folder = store_of(lake, self.place), self._staging(lake)
+        store, folder = side_store_of(lake, self.place), self._staging(lake)
         kept = {key.file_stem() for key in keep.keys}
         for name in store.names(folder):
-            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.key_text_of(name)
+            stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
             if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
@@ -735,7 +737,7 @@ class IcebergTable(BoundSink):
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
             last = self._log.last_sequence(lake)
-            settle_attempts(store, self._merges(lake), last, lambda: self._log.all_files(lake))
+            remove_failed_attempts(store, self._merges(lake), last, lambda: self._log.files_of_all_snapshots(lake))
 
     def _drop(self, lake: Table, name: str) -> None:
         """Remove the Parquet files of a key that will not be published, unless a snapshot has them.
@@ -744,7 +746,7 @@ class IcebergTable(BoundSink):
         """
         piece = self._piece(lake, name)
         paths = () if piece is None else (*(file.path for file in piece.files), *piece.others)
-        self._remove_others(paths, self._log.all_files)
+        self._remove_others(paths, self._log.files_of_all_snapshots)
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
         """Remove files unless the current snapshot has them or the region's snapshots of this checkpoint added them."""
@@ -754,7 +756,7 @@ class IcebergTable(BoundSink):
         """Load the table, and remove those of these files that `used_in` does not return for it."""
         if paths:
             lake = self._load_table()
-            used, store = used_in(lake), store_of(lake, self.place)
+            used, store = used_in(lake), side_store_of(lake, self.place)
             for path in paths:
                 if path not in used:
                     store.remove(path)
@@ -772,13 +774,13 @@ class IcebergTable(BoundSink):
         if piece is not None:
             if sequence or piece.others:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
-            store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+            side_store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
     def _forget_merged(self, lake: Table, name: str) -> None:
         """Remove a key's `KEY.json` and its Parquet files, after an update has written its rows to other files."""
         piece = self._piece(lake, name)
         if piece is not None:
-            store = store_of(lake, self.place)
+            store = side_store_of(lake, self.place)
             for path in (*(file.path for file in piece.files), *piece.others):
                 store.remove(path)
             store.remove(f"{self._staging(lake)}/{name}{_PIECE}")
@@ -787,7 +789,7 @@ class IcebergTable(BoundSink):
 def _local(warehouse: str) -> str:
     if "://" in warehouse and not warehouse.startswith("file:"):
         raise InvalidInputError(
-            f"The catalog in a warehouse is a file, which {shown_url(warehouse)} can't hold: give "
+            f"The catalog in a warehouse is a file, which {redacted_url(warehouse)} can't hold: give "
             "catalog={'type': 'rest' or 'sql', 'uri': …, 'warehouse': …}"
         )
     return local_path(warehouse, "The warehouse of an IcebergTable")

@@ -10,7 +10,7 @@ is replaced. Columns that the region does not have keep their values in a replac
 
 An attempt names its files before it writes them. If its commit is refused, or its answer is lost, nobody knows yet
 whether the files are the table's. As soon as the table has the sequence, an attempt that was based on an earlier
-snapshot can't succeed any more: `MergeAttempt.settle_files` then removes those of its files that no
+snapshot can't succeed any more: `MergeAttempt.remove_unused_files` then removes those of its files that no
 snapshot has.
 
 Memory: a publisher holds the rows of the sequence, and the rows of one data file of the table.
@@ -34,7 +34,7 @@ from pyiceberg.table import FileScanTask, ManifestGroupPlanner, Table
 from pyiceberg.types import ListType, MapType
 
 from kohort.errors import InvalidInputError, RetriableError
-from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableStore, rows_by_partition
+from kohort.region.sinks.iceberg_files import PlannedFile, StagedFile, TableSideStore, rows_by_partition
 from kohort.region.sinks.owner_marker import UNFINISHED
 from kohort.region.sinks.rows import with_plain_types
 from kohort.region.sinks.staged_files import read_json
@@ -46,7 +46,7 @@ _UP_TO: Final[Any] = LessThanOrEqual
 _ATTEMPT: Final = re.compile(rf"([0-9]+)-[0-9a-f]{{32}}\.(?:json|[0-9a-f]+{re.escape(UNFINISHED)})")
 
 
-class KeyIndex:
+class RowKeyIndex:
     """An index from the values of key columns to the number of the row with them. Keys are unique and not null."""
 
     def __init__(self, rows: pa.Table, keys: Sequence[str]) -> None:
@@ -94,7 +94,7 @@ class ReplacedFile(NamedTuple):
     found: Any
 
 
-def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> Iterator[ReplacedFile]:
+def find_replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str) -> Iterator[ReplacedFile]:
     """Yield the table's data files that have rows with keys of this update.
 
     Args:
@@ -107,7 +107,7 @@ def replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place: str
         InvalidInputError: the table has delete files that pyiceberg can't apply.
         FileNotFoundError: a data file is gone: others have rewritten the table meanwhile.
     """
-    index = KeyIndex(rows, keys)
+    index = RowKeyIndex(rows, keys)
     for task in _candidate_tasks(table, rows, keys, place):
         found = index.rows_of(_read_columns(table, task, keys))
         if found.null_count == len(found):
@@ -232,7 +232,7 @@ class MergeAttempt:
     If the commit's outcome is unknown, the list lets a later process remove files that no snapshot has.
     """
 
-    def __init__(self, table: Table, store: TableStore, folder: str, sequence: int, stem: str) -> None:
+    def __init__(self, table: Table, store: TableSideStore, folder: str, sequence: int, stem: str) -> None:
         self._locations, self._store, self._folder = table.location_provider(), store, folder
         self._name, self._stem = f"{sequence}-{uuid.uuid4().hex}.json", stem
         self.paths: list[str] = []
@@ -256,12 +256,12 @@ class MergeAttempt:
         self._used += 1
         return self.paths[self._used - 1]
 
-    def discard_files(self) -> None:
+    def remove_written_files(self) -> None:
         """Remove all files of this attempt, which has failed before its commit, and their list."""
         _remove_files(self._store, self.paths[: self._used])
-        self.forget_names()
+        self.remove_file_list()
 
-    def settle_files(self, in_table: Callable[[], set[str]]) -> None:
+    def remove_unused_files(self, in_table: Callable[[], set[str]]) -> None:
         """Remove the attempt's files that no snapshot has, and their list.
 
         Call this only when the table has the sequence: the attempt's commit can't succeed any more, or has succeeded.
@@ -269,15 +269,15 @@ class MergeAttempt:
         if self._used:
             there = in_table()
             _remove_files(self._store, [path for path in self.paths[: self._used] if path not in there])
-            self.forget_names()
+            self.remove_file_list()
 
-    def forget_names(self) -> None:
+    def remove_file_list(self) -> None:
         """Remove the object that lists this attempt's files."""
         if self.paths:
             self._store.remove(f"{self._folder}/{self._name}")
 
 
-def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
+def remove_failed_attempts(store: TableSideStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
     """Remove data files that no snapshot has, left by commit attempts of publishers that crashed.
 
     Args:
@@ -305,7 +305,7 @@ def settle_attempts(store: TableStore, folder: str, last: int, in_table: Callabl
         store.remove(f"{folder}/{name}")
 
 
-def _remove_files(store: TableStore, paths: Sequence[str]) -> None:
+def _remove_files(store: TableSideStore, paths: Sequence[str]) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
             store.remove(path)

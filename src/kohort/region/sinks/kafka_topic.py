@@ -41,15 +41,15 @@ from kohort.ids import TopicPartition
 from kohort.io.chance import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
-from kohort.region.sinks.columns import filled_schema, refuse_untyped
-from kohort.region.sinks.owner_marker import other_name, other_owner_error, schema_of, text_of
+from kohort.region.sinks.columns import fill_null_types, refuse_null_types
+from kohort.region.sinks.owner_marker import other_name_error, other_owner_error, schema_of, text_of
 from kohort.region.sinks.rows import (
-    check_fits,
+    cast_to_sink_schema,
+    check_schema_fits,
     in_order,
-    in_sink_schema,
-    refusal_of,
     refuse_nulls,
-    rows_where,
+    refused_rows_error,
+    row_indices_where,
     with_plain_types,
 )
 from kohort.region.sinks.staging_topic import (
@@ -61,7 +61,7 @@ from kohort.region.sinks.staging_topic import (
     pieces_of,
     table_of,
 )
-from kohort.region.staged import StagedKey, check_sequence, gone_text
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 
 COLUMNS: Final = ("key", "value", "headers", "partition", "timestamp")
 TRANSACTION_TIMEOUT_MS: Final = 300_000
@@ -83,7 +83,7 @@ _PER_UNIT: Final = {"s": (1, 1_000), "ms": (1, 1), "us": (1_000, 1), "ns": (1_00
 
 
 @dataclass(frozen=True, slots=True)
-class RowRules:
+class TopicRowLimits:
     """The limits that the topic's configuration sets for a row, as Kafka's brokers check it.
 
     Attributes:
@@ -117,7 +117,7 @@ class KafkaTopic(BoundSink):
         topic: the topic's name.
     """
 
-    _kept: RowRules | None
+    _kept: TopicRowLimits | None
     _times_fenced = 0
 
     def __init__(
@@ -187,7 +187,7 @@ class KafkaTopic(BoundSink):
             admin._check_rights(self._transactional_id, [self.topic, self._staging_topic.topic])
         marker = self._staging_topic.marker()
         if marker is None:
-            refuse_untyped(given)
+            refuse_null_types(given)
             with self._alone() as writer:
                 marker = writer.marker
                 if marker is None:
@@ -196,7 +196,7 @@ class KafkaTopic(BoundSink):
         self._owned(marker)
         self._kept = None
         kept = self._rules().schema
-        check_fits(f"topic {self.topic}", kept, filled_schema(given, kept))
+        check_schema_fits(f"topic {self.topic}", kept, fill_null_types(given, kept))
 
     def _owned(self, marker: SinkMarker | None, *, named: bool = True) -> SinkMarker:
         """Check that the owner marker names this region, and with `named` this sink's name; return it.
@@ -208,7 +208,7 @@ class KafkaTopic(BoundSink):
             raise InvalidInputError(f"Topic {self.topic} is not known to region {self._region!r}: call check first")
         self._refuse_owner(marker)
         if named and marker.place != self.place:
-            raise other_name(self._region, marker.place, self.place)
+            raise other_name_error(self._region, marker.place, self.place)
         return marker
 
     def _refuse_owner(self, marker: SinkMarker) -> None:
@@ -217,7 +217,7 @@ class KafkaTopic(BoundSink):
             remedy = "give each region a topic of its own"
             raise other_owner_error(f"Topic {self.topic}", (marker.region, marker.id), (self._region, mine), remedy)
 
-    def _rules(self) -> RowRules:
+    def _rules(self) -> TopicRowLimits:
         kept = self._kept
         if kept is None:
             schema = schema_of(self._owned(self._staging_topic.marker()).schema)
@@ -232,7 +232,7 @@ class KafkaTopic(BoundSink):
                     f"Topic {self.topic} refuses records that are older than {' or '.join(_BEFORE)}: rows may be "
                     "published at any later time. Reset that property, or leave the column timestamp out"
                 )
-            kept = self._kept = RowRules(
+            kept = self._kept = TopicRowLimits(
                 schema,
                 len(topic.partitions),
                 int(said.get("max.message.bytes") or DEFAULT_MESSAGE_BYTES),
@@ -265,7 +265,7 @@ class KafkaTopic(BoundSink):
         Raises:
             RetriableError: it was. An operator must run `kohort region adopt`.
         """
-        if not self._staging_topic.is_present(marker):
+        if not self._staging_topic.is_same_topic(marker):
             raise RetriableError(
                 f"Topic {self.topic} is gone, or is another than the one that region {self._region!r} has written: it "
                 f"lacks all sequences up to {marker.sequence}. Stop the region and run `kohort region adopt`"
@@ -287,17 +287,19 @@ class KafkaTopic(BoundSink):
             RowRefusedError: the brokers would refuse a row.
         """
         rules = self._rules()
-        check_fits(f"topic {self.topic}", rules.schema, filled_schema(with_plain_types(table.schema), rules.schema))
+        check_schema_fits(
+            f"topic {self.topic}", rules.schema, fill_null_types(with_plain_types(table.schema), rules.schema)
+        )
         keyed = ["key"] if rules.keyed else []
         if rules.keyed and "key" not in table.column_names:
             raise InvalidInputError(f"Topic {self.topic} is compacted, and rows without a column key have no key")
         never_null = [*keyed, *({"partition", "timestamp"} & set(table.column_names))]
         refuse_nulls(table, never_null)
-        rows = in_sink_schema(table, rules.schema, never_null)
+        rows = cast_to_sink_schema(table, rules.schema, never_null)
         refuse_nulls(rows, never_null)  # a dictionary may hold a null
         for reason, column, mask in _refused_rows(rows, rules):
-            if found := rows_where(mask):
-                raise refusal_of(dict.fromkeys(found, reason), table, column)
+            if found := row_indices_where(mask):
+                raise refused_rows_error(dict.fromkeys(found, reason), table, column)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -322,7 +324,7 @@ class KafkaTopic(BoundSink):
                     return
                 self._refuse_another_topic(marker)
                 with self._staging_topic.staged() as staged:
-                    if gone := gone_text({name: name in staged.offsets for name in names}):
+                    if gone := missing_rows_text({name: name in staged.offsets for name in names}):
                         raise CorruptDataError(
                             f"Sequence {sequence} can't be published into topic {self.topic}: {gone}"
                         )
@@ -428,7 +430,7 @@ class KafkaTopic(BoundSink):
         if marker is None:
             return 0
         sequence = self._owned(marker).sequence
-        return sequence if not sequence or self._staging_topic.is_present(marker) else 0
+        return sequence if not sequence or self._staging_topic.is_same_topic(marker) else 0
 
     def sweep(self, keep: Keep) -> None:
         """Delete records from the staging topic, up to the first row that may still be published, and old markers."""
@@ -537,7 +539,7 @@ def _record_type(field: Any) -> Any:
     )
 
 
-def _refused_rows(rows: Any, rules: RowRules) -> Iterator[tuple[str, str, Any]]:
+def _refused_rows(rows: Any, rules: TopicRowLimits) -> Iterator[tuple[str, str, Any]]:
     """Yield, for each check by the brokers: the reason of a refusal, the column, and a mask of the refused rows."""
     if "partition" in rows.column_names:
         partition: Any = rows.column("partition")

@@ -1,7 +1,7 @@
 """Objects of a store (S3, Google Cloud Storage, Azure) below one URL, as sinks need them.
 
 The library's own retries are off. With them a lost answer turns a successful conditional put into a refusal (obstore
-0.12): the second request finds the object of the first. `ObjectStore.create_object` therefore reads the
+0.12): the second request finds the object of the first. `ObjectStore.create_object_if_absent` therefore reads the
 object after any error, and its caller compares.
 
 Each object is put in one request, so that no multipart upload can be left behind. Stores accept 5 GB in one request; a
@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.settings.validation import shown_url
+from kohort.settings.validation import redacted_url
 
 try:
     from obstore.exceptions import (
@@ -95,7 +95,7 @@ def _parsed(url: str) -> _StoreUrl:
     found = _URL.fullmatch(url)
     if found is None:
         raise InvalidInputError(
-            f"{shown_url(url)} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path"
+            f"{redacted_url(url)} is no URL of an object store: give s3://, gs:// or az://, a bucket and a path"
         )
     scheme, bucket, prefix = found[1].lower(), found[2], (found[3] or "").rstrip("/")
     if "@" in bucket or ":" in bucket:
@@ -105,11 +105,13 @@ def _parsed(url: str) -> _StoreUrl:
         )
     parts = prefix.split("/") if prefix else []
     if _REFUSED.search(bucket + prefix) or any(part in ("", ".", "..") for part in parts):
-        raise InvalidInputError(f"{shown_url(url)} has an empty part, or a character that readers take for a pattern")
+        raise InvalidInputError(
+            f"{redacted_url(url)} has an empty part, or a character that readers take for a pattern"
+        )
     return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
 
 
-def store_named(name: str) -> tuple[str, dict[str, str]]:
+def parse_store_name(name: str) -> tuple[str, dict[str, str]]:
     """Split `ObjectStore.name`, such as `s3://bucket/path[endpoint]`, into the URL and the options for the endpoint.
 
     Credentials are not part of the name; they come from the environment.
@@ -220,7 +222,7 @@ class ObjectStore:
         except (BaseError, ValueError, TypeError) as error:
             raise InvalidInputError(f"{self.url} can't be opened: {self._line(error)}") from None
 
-    def library_options(self) -> dict[str, str]:
+    def rust_store_options(self) -> dict[str, str]:
         """Return the options as other libraries on Rust's `object_store` take them, with retries switched off."""
         return {**_TIMEOUTS, **self._options, "max_retries": "0"}
 
@@ -277,7 +279,7 @@ class ObjectStore:
 
     # -- objects
 
-    def create_object(self, path: str, data: Content) -> Content | bytes:
+    def create_object_if_absent(self, path: str, data: Content) -> Content | bytes:
         """Create an object by a conditional put unless one of this name exists; return the content that it then has.
 
         The caller compares the content with its own. After any error the object is read: an earlier request may have
@@ -302,7 +304,7 @@ class ObjectStore:
         with self._translated(path):
             self._raw.put(path, data, use_multipart=False)
 
-    def for_each(self, paths: Sequence[str], write: Callable[[str], None]) -> None:
+    def write_each(self, paths: Sequence[str], write: Callable[[str], None]) -> None:
         """Call `write` for each path; for more than four paths on 16 threads."""
         self._each(write, paths)
 
@@ -311,7 +313,7 @@ class ObjectStore:
         with self._translated(path):
             return bytes(self._raw.get(path).bytes())
 
-    def read_parts(self, path: str, part_bytes: int) -> Generator[memoryview, None, None]:
+    def stream_object(self, path: str, part_bytes: int) -> Generator[memoryview, None, None]:
         """Yield an object's content in parts of about `part_bytes`; raise FileNotFoundError if there is none."""
         with self._translated(path):
             for part in self._raw.get(path).stream(min_chunk_size=part_bytes):
@@ -365,7 +367,7 @@ class ObjectStore:
         """Return the names of all objects in a folder; none if it does not exist."""
         return [name for page in self.list_pages(folder) for name in page]
 
-    def list_top(self, folder: str = "") -> list[str]:
+    def list_directly_below(self, folder: str = "") -> list[str]:
         """Return the paths of objects and folders directly in a folder; empty: directly below the URL.
 
         An empty object with the folder's own name, as consoles create it, is left out.
@@ -404,7 +406,7 @@ class ObjectStore:
 
     # -- what a store must do
 
-    def check_conditional(self, path: str) -> None:
+    def check_conditional_puts(self, path: str) -> None:
         """Check that only one of several conditional puts of one object succeeds, one after the other and at once.
 
         Args:
@@ -415,12 +417,12 @@ class ObjectStore:
             InvalidInputError: the store has no conditional puts, or lets several succeed.
             RetriableError: none of the puts at once succeeded.
         """
-        first, again = self.create_object(path, b"first"), uuid.uuid4().hex.encode()
-        if self.create_object(path, again) == again:
+        first, again = self.create_object_if_absent(path, b"first"), uuid.uuid4().hex.encode()
+        if self.create_object_if_absent(path, again) == again:
             raise self._unconditional(f"a second put replaced what was {first.decode(errors='replace')!r}")
         raced = f"{path}-{uuid.uuid4().hex}"
         try:
-            if not (winners := self.race_puts(raced)):
+            if not (winners := self.count_race_winners(raced)):
                 self.put_object(raced, b"")  # raises what the store says
         finally:
             self.remove_objects([raced])
@@ -429,7 +431,7 @@ class ObjectStore:
         if not winners:
             raise RetriableError(f"The store of {self.url} does not answer: of {_RACERS} puts at once none succeeded")
 
-    def race_puts(self, path: str) -> int:
+    def count_race_winners(self, path: str) -> int:
         """Send 16 conditional puts of one object at once; return how many of them succeeded."""
 
         def wins_conditional_put(racer: int) -> bool:

@@ -137,7 +137,7 @@ class _AddedColumns(msgspec.Struct, frozen=True):
     schema: str
 
 
-def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, int]:
+def read_marker_with_columns(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, int]:
     """Read a folder's owner marker, and add the columns of its files `columns-N.json` to the marker's schema.
 
     Args:
@@ -155,7 +155,7 @@ def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, 
     claim, number = decode_owner_marker(read(f"{folder}/{CLAIM}"), folder), 0
     fields, added = list(claim.rows()), list(claim.added)
     while True:
-        path = columns_path(folder, number + 1)
+        path = added_columns_path(folder, number + 1)
         try:
             found = msgspec.json.decode(read(path), type=_AddedColumns)
             columns = schema_of(found.schema)
@@ -173,12 +173,12 @@ def read_grown(read: Callable[[str], bytes], folder: str) -> tuple[OwnerMarker, 
     return msgspec.structs.replace(claim, schema=text_of(pa.schema(fields)), added=tuple(added)), number
 
 
-def columns_path(folder: str, number: int) -> str:
+def added_columns_path(folder: str, number: int) -> str:
     """Return the path of `columns-N.json` with the columns of the Nth addition to a folder's schema."""
     return f"{folder}/{_ADDED}{number}.json"
 
 
-def encoded_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
+def encode_added_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
     """Encode columns as the content of `columns-N.json`."""
     return msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
 
@@ -195,7 +195,7 @@ def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa
     Returns:
         False if another process has created that file first.
     """
-    if not _write_once(files, columns_path(folder, number), encoded_columns(columns)):
+    if not _write_once(files, added_columns_path(folder, number), encode_added_columns(columns)):
         return False
     sync_folder(files, folder)
     return True
@@ -216,12 +216,12 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
             remove(files, temporary)
 
 
-def other_name(region: str, stored_name: str, own_name: str) -> InvalidInputError:
-    """Return the error for a sink whose name (`own_name`) is not the one stored in its destination (`stored_name`)."""
+def other_name_error(region: str, stored_name: str, own_identity: str) -> InvalidInputError:
+    """Return the error for a sink whose name (`own_identity`) is not the one in its destination (`stored_name`)."""
     return InvalidInputError(
-        f"{own_name} is the place that region {region!r} knows as {stored_name}: rows staged under two names would be "
-        "lost. Give all members the name that the region knows; if the place has moved there for good, end the "
-        f"region's applications and run `kohort region adopt {region} {shlex.quote(own_name)} --execute`"
+        f"{own_identity} is the place that region {region!r} knows as {stored_name}: rows staged under two names would "
+        "be lost. Give all members the name that the region knows; if the place has moved there for good, end the "
+        f"region's applications and run `kohort region adopt {region} {shlex.quote(own_identity)} --execute`"
     )
 
 

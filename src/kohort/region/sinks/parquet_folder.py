@@ -56,30 +56,37 @@ from kohort.region.files import (
 )
 from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_files
 from kohort.region.sinks.availability import NO_LINKS_ERRNOS
-from kohort.region.sinks.bound import PROBE, FolderSink, folder_path
-from kohort.region.sinks.columns import filled_schema, is_empty, typed_schema
+from kohort.region.sinks.bound import PROBE, FolderSink, local_sink_folder
+from kohort.region.sinks.columns import fill_null_types, is_empty, resolve_null_types
 from kohort.region.sinks.compaction import (
     GRACE,
     TARGET_FILE_BYTES,
     CompactionResult,
     Compactor,
-    FileMerge,
     GenerationStore,
+    MergeSettings,
 )
-from kohort.region.sinks.folder_generations import GONE, SAYS, SHOWING, SHOWN, FolderGenerations, make_partitions
+from kohort.region.sinks.folder_generations import (
+    GONE,
+    SAYS,
+    SHOWING,
+    SHOWN,
+    FolderGenerations,
+    create_partition_folders,
+)
 from kohort.region.sinks.owner_marker import OwnerMarker
-from kohort.region.sinks.parquet_schema import check_writable, misfits, with_sink_schema
+from kohort.region.sinks.parquet_schema import check_parquet_columns, schema_differences, to_sink_schema
 from kohort.region.sinks.rows import (
     Evolution,
     check_evolution,
-    completed_schema,
     new_columns,
-    refuse_invalid,
+    refuse_invalid_values,
     refuse_nulls,
     with_added_columns,
+    with_added_fields,
 )
 from kohort.region.sinks.staged_files import Codec
-from kohort.region.staged import StagedKey, check_sequence, gone_text
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 from kohort.settings.validation import duration_ms
 
 _OBJECTS: Final = "kohort.region.sinks.parquet_objects"
@@ -96,7 +103,7 @@ _READ_ATTEMPTS: Final = 5
 _ADD_ATTEMPTS: Final = 30
 
 
-def check_target(size: int) -> int:
+def check_target_file_size(size: int) -> int:
     """Return a compaction's target file size in bytes; raise InvalidInputError if it is below 1."""
     if size < 1:
         raise InvalidInputError(f"target_file_size is {size}: give a number of bytes, at least 1")
@@ -186,14 +193,14 @@ class ParquetFolder(FolderSink):
                 is taken from the environment, as `AWS_ACCESS_KEY_ID`.
         """
         self._keep_path(os.fspath(path), storage_options or {})
-        staged_files.check_pages(compression, row_group_size)
+        staged_files.check_parquet_options(compression, row_group_size)
         check_evolution(evolve)
         self.compression, self.row_group_size, self.evolve = compression, row_group_size, evolve
-        self.partition_by = hive_partitions.partition_columns(partition_by)
-        self.target_file_size = check_target(target_file_size)
+        self.partition_by = hive_partitions.parse_partition_by(partition_by)
+        self.target_file_size = check_target_file_size(target_file_size)
 
     def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
-        self.path = folder_path(path, storage_options, "A ParquetFolder")
+        self.path = local_sink_folder(path, storage_options, "A ParquetFolder")
 
     # -- before the first record
 
@@ -213,8 +220,8 @@ class ParquetFolder(FolderSink):
 
         Columns of Arrow's null type get the sink's types in it.
         """
-        typed = typed_schema(schema, self._known_columns, self.evolve)
-        check_writable(typed)
+        typed = resolve_null_types(schema, self._known_columns, self.evolve)
+        check_parquet_columns(typed)
         hive_partitions.check_partitions(typed, self.partition_by)
         return typed
 
@@ -228,7 +235,7 @@ class ParquetFolder(FolderSink):
         """
         for _ in range(_ADD_ATTEMPTS):
             layout = self._reload()
-            given = completed_schema(given, layout.rows, layout.added)
+            given = with_added_fields(given, layout.rows, layout.added)
             self._refuse_other_partitions(layout)
             if self.evolve == "refuse" or not set(given.names).difference(layout.rows.names):
                 self._fitting(given, layout)
@@ -349,7 +356,7 @@ class ParquetFolder(FolderSink):
 
     def _read_grown(self) -> tuple[OwnerMarker, int]:
         """Read the owner marker with the columns that were added later; return it with the number of additions."""
-        return owner_marker.read_grown(lambda path: read_file(self._files, path), f"{self.path}/_region")
+        return owner_marker.read_marker_with_columns(lambda path: read_file(self._files, path), f"{self.path}/_region")
 
     def _checked_layout(self) -> FolderLayout:
         try:
@@ -372,8 +379,8 @@ class ParquetFolder(FolderSink):
             InvalidInputError: it does not fit; the message names the columns.
         """
         kept = layout.rows
-        schema = filled_schema(schema, kept)
-        if not schema.equals(kept) and (found := misfits(kept, schema)):
+        schema = fill_null_types(schema, kept)
+        if not schema.equals(kept) and (found := schema_differences(kept, schema)):
             raise InvalidInputError(
                 f"The schema does not fit the rows of {self.path}: {'; '.join(found)}. Cast the columns, or write "
                 "into another folder under another region"
@@ -399,9 +406,9 @@ class ParquetFolder(FolderSink):
         self._refuse_other_partitions(layout)
         kept = self._fitting(table.schema, layout)  # of this layout: another thread may load a newer one meanwhile
         refuse_nulls(table, [field.name for field in kept if not field.nullable])
-        rows = with_sink_schema(table, kept)
-        refuse_invalid(rows)
-        hive_partitions.refuse_values(rows, layout.partition_by, kept)
+        rows = to_sink_schema(table, kept)
+        refuse_invalid_values(rows)
+        hive_partitions.check_partition_values(rows, layout.partition_by, kept)
         return rows
 
     def stage(self, key: StagedKey, table: pa.Table) -> None:
@@ -414,7 +421,7 @@ class ParquetFolder(FolderSink):
 
     def _write_rows(self, name: str, table: pa.Table) -> None:
         if partition_by := self._layout().partition_by:
-            self._write_parts(name, hive_partitions.split_rows(table, partition_by))
+            self._write_parts(name, hive_partitions.split_by_partition(table, partition_by))
             return
         ending, other = (_ROWS, _EMPTY) if table.num_rows else (_EMPTY, _ROWS)
 
@@ -422,7 +429,7 @@ class ParquetFolder(FolderSink):
             if table.num_rows:
                 self._write_file(table, output)
 
-        staged_files.write_staged(
+        staged_files.write_file_atomically(
             self._files, f"{self.path}/_staging", name + ending, write_parquet_rows, instead_of=name + other
         )
 
@@ -442,7 +449,9 @@ class ParquetFolder(FolderSink):
                     output.sync()
             sync_folder(files, f"{staging}/{folder}")
         index = msgspec.json.encode(written) if parts else b""
-        staged_files.write_staged(files, staging, name + ending, lambda out: out.write(index), instead_of=name + other)
+        staged_files.write_file_atomically(
+            files, staging, name + ending, lambda out: out.write(index), instead_of=name + other
+        )
         for earlier in self._names():
             if earlier.startswith(name + _FILES) and earlier != folder:
                 self._remove_staged(earlier)
@@ -479,7 +488,7 @@ class ParquetFolder(FolderSink):
             for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
                 remove(kept, f"{self.path}/_staging/{name}")
         for name in there:
-            if _FILES_OF.fullmatch(name) and staged_files.key_text_of(name) in published:
+            if _FILES_OF.fullmatch(name) and staged_files.staged_key_text(name) in published:
                 self._remove_staged(name)
         self._tidy(there, sequence)
 
@@ -502,7 +511,7 @@ class ParquetFolder(FolderSink):
                 if self._is_void(name, floor):
                     self._remove_staged(name)
             self._tidy(self._names(), sequence)
-            self._compactor().fence_emptied(sequence)
+            self._compactor().create_empty_generation(sequence)
             shown = [int(found[1]) for name in names_in(files, self.path) if (found := SHOWN.fullmatch(name))]
             for number in shown:
                 if number <= sequence and self._has_folder(number):
@@ -522,7 +531,7 @@ class ParquetFolder(FolderSink):
         there = set(self._names())
         full = [name + ending for name in names for ending in (_ROWS, _PARTS) if name + ending in there]
         is_there = {name: not there.isdisjoint(name + ending for ending in _ENDINGS) for name in names}
-        if gone := gone_text(is_there, "staged files"):
+        if gone := missing_rows_text(is_there, "staged files"):
             self._check_done_by_another(sequence, gone)
         elif full:
             try:
@@ -558,10 +567,10 @@ class ParquetFolder(FolderSink):
         folders = set[str]()
         with keep_folders_open(self._files) as files:
             for name in full:
-                stem = staged_files.key_text_of(name)
+                stem = staged_files.staged_key_text(name)
                 for folder, staged in self._staged_parts(name).items():
                     path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
-                    make_partitions(files, temporary, path, folders)
+                    create_partition_folders(files, temporary, path, folders)
                     staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
         for folder in sorted(folders, reverse=True):
             sync_folder(self._files, folder)
@@ -635,15 +644,15 @@ class ParquetFolder(FolderSink):
         """
         generations = FolderGenerations(self._files, self.path, self._id)
         for _ in range(_READ_ATTEMPTS):
-            newest = generations.read_newest()
+            newest = generations.read_newest_generation()
             later = [
                 SequenceFile(number, f"{self.path}/{path}")
-                for number in generations.shown_numbers()
+                for number in generations.shown_sequences()
                 if number > max(after, newest.upto)
-                for path in generations.shown_files(number)
+                for path in generations.shown_sequence_files(number)
             ]
-            if generations.newest_number() == newest.generation:  # otherwise these may be hidden by now
-                merged = newest.files_after(after, self.path)
+            if generations.newest_generation_number() == newest.generation:  # otherwise these may be hidden by now
+                merged = newest.files_after_sequence(after, self.path)
                 return [SequenceFile(last, f"{self.path}/{path}") for last, path in merged] + later
         raise CorruptDataError(f"{self.path} is compacted while it is read, several times: list it again")
 
@@ -683,7 +692,7 @@ class ParquetFolder(FolderSink):
             RetriableError: other compactors were faster; or the store does not answer.
         """
         target = self.target_file_size if target_file_size is None else target_file_size
-        check_target(target)
+        check_target_file_size(target)
         grace_s = duration_ms("grace", grace) / 1000
         try:
             claim = self._read_claim(f"{self.path}/_region")
@@ -692,8 +701,8 @@ class ParquetFolder(FolderSink):
         sink = self.bind(claim.region, claim.id) if self._id is None else self
         last = sink.published() if until is None else min(until, sink.published())
         layout = sink._reload()  # after that number: it has all columns of the files up to there
-        schema = hive_partitions.without_partitions(layout.rows, layout.partition_by)
-        merge = FileMerge(schema, layout.added, self.compression, self.row_group_size, target)
+        schema = hive_partitions.without_partition_columns(layout.rows, layout.partition_by)
+        merge = MergeSettings(schema, layout.added, self.compression, self.row_group_size, target)
         return sink._compactor().run(merge, last, grace_s)
 
     def _compactor(self) -> Compactor:
@@ -732,15 +741,15 @@ class ParquetFolder(FolderSink):
         names = self._names()
         if any(SHOWING.fullmatch(name) for name in names):  # a compactor died, or is about to show them
             generations = FolderGenerations(self._files, self.path, self._id)
-            generations.show_generation(generations.newest())
+            generations.rebuild_sequence_folders(generations.newest())
         self._tidy(names, self._last_marked())
         kept = {key.file_stem() for key in keep.keys}
         for name in names:
-            if self._is_void(name, keep.floor) and staged_files.key_text_of(name) not in kept:
+            if self._is_void(name, keep.floor) and staged_files.staged_key_text(name) not in kept:
                 self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
-        return staged_files.is_void(staged_files.key_text_of(name), self._id, floor)
+        return staged_files.is_void(staged_files.staged_key_text(name), self._id, floor)
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")

@@ -45,12 +45,12 @@ from kohort.region.sinks import Keep, hive_partitions, owner_marker, staged_file
 from kohort.region.sinks.compaction import (
     COMPACTED,
     GENERATION,
-    CompactedFile,
     Generation,
     GenerationStore,
-    PublishedFile,
-    decoded_generation,
-    old_generations,
+    ParquetFileEntry,
+    PublishedParquetFile,
+    decode_generation,
+    expired_generation_numbers,
 )
 from kohort.region.sinks.object_store import ObjectStore
 from kohort.region.sinks.owner_marker import OwnerMarker
@@ -71,7 +71,7 @@ _LISTED_STEP: Final = 1024
 _READ_ATTEMPTS: Final = 5
 
 
-class SequenceEntry(msgspec.Struct, frozen=True):
+class PublishedSequence(msgspec.Struct, frozen=True):
     """The object that publishes one sequence (checkpoint): the list of its Parquet files.
 
     Attributes:
@@ -88,7 +88,7 @@ class SequenceEntry(msgspec.Struct, frozen=True):
     files: dict[str, int]
     empty: tuple[str, ...]
 
-    def key_texts(self) -> set[str]:
+    def published_key_texts(self) -> set[str]:
         """Return the texts of the staged keys that this sequence (checkpoint) has published."""
         return {_key_of(path) for path in self.files} | set(self.empty)
 
@@ -100,7 +100,7 @@ class _Seen(NamedTuple):
     emptied: int
 
 
-class StagedParts(msgspec.Struct, frozen=True):
+class StagedFileList(msgspec.Struct, frozen=True):
     """The content of `KEY.rows` in a partitioned folder: the Parquet files with the rows staged under a key.
 
     Attributes:
@@ -122,7 +122,7 @@ def _key_of(path: str) -> str:
     return path.rpartition("/")[2].removesuffix(".parquet")
 
 
-class SequenceLog:
+class PublishedSequenceLog:
     """The published checkpoints (sequences) of a Parquet folder in an object store, one small object for each.
 
     A checkpoint can also empty the folder (a reset to the initial state): it makes all earlier ones void.
@@ -141,7 +141,7 @@ class SequenceLog:
             if found:
                 yield found
 
-    def last_number(self) -> int:
+    def last_done_sequence(self) -> int:
         """Return the number of the last checkpoint that was published or has emptied the folder; 0: none.
 
         The search skips ahead, and so lists few objects even if there are many.
@@ -171,23 +171,23 @@ class SequenceLog:
         """Return whether this checkpoint's rows are void: it or a later one has emptied the folder."""
         return self._listed(sequence - 1).emptied >= sequence
 
-    def read_entry(self, sequence: int) -> SequenceEntry | None:
+    def read_sequence_entry(self, sequence: int) -> PublishedSequence | None:
         """Return the object of a published sequence (checkpoint); None: it is not published, or was removed since."""
         try:
             return self._decoded(sequence, self._store.read_object(_path(sequence)))
         except FileNotFoundError:
             return None
 
-    def _decoded(self, sequence: int, data: bytes) -> SequenceEntry:
+    def _decoded(self, sequence: int, data: bytes) -> PublishedSequence:
         try:
-            entry = msgspec.json.decode(data, type=SequenceEntry)
+            entry = msgspec.json.decode(data, type=PublishedSequence)
         except msgspec.DecodeError as error:
             raise CorruptDataError(f"{self._store.url}/{_path(sequence)} can't be read: {error}") from error
         if entry.format != 1:
             raise InvalidInputError(f"{self._store.url} was written by a newer kohort, in format {entry.format}")
         return entry
 
-    def read_entries(self, after: int) -> list[SequenceEntry] | None:
+    def read_sequence_entries(self, after: int) -> list[PublishedSequence] | None:
         """Return the objects of the published sequences (checkpoints) after a number that are not void, in order.
 
         None: some were removed between listing and reading, by an emptying or a compaction.
@@ -199,7 +199,7 @@ class SequenceLog:
             return None
         return [self._decoded(number, content[_path(number)]) for number in shown]
 
-    def last_emptied(self, after: int) -> int:
+    def last_emptied_sequence(self, after: int) -> int:
         """Return the number of the last checkpoint after `after` that has emptied the folder; 0: none."""
         return self._listed(max(0, after)).emptied
 
@@ -213,26 +213,26 @@ class SequenceLog:
         generations = StoreGenerations(self._store, self)
         for _ in range(_READ_ATTEMPTS):
             newest = generations.newest()
-            entries = self.read_entries(max(after, newest.upto))
-            if entries is None or generations.newest_number() != newest.generation:
+            entries = self.read_sequence_entries(max(after, newest.upto))
+            if entries is None or generations.newest_generation_number() != newest.generation:
                 continue  # the folder was emptied or compacted meanwhile
-            merged = [SequenceFile(last, path) for last, path in newest.files_after(after, self._store.url)]
+            merged = [SequenceFile(last, path) for last, path in newest.files_after_sequence(after, self._store.url)]
             merged += [SequenceFile(entry.sequence, path) for entry in entries for path in sorted(entry.files)]
             return [SequenceFile(number, f"{self._store.url}/{path}") for number, path in merged]
         raise CorruptDataError(f"Sequences of {self._store.url} are gone while they are read: list it again")
 
     # -- changes
 
-    def create_entry(self, entry: SequenceEntry) -> None:
+    def publish_entry(self, entry: PublishedSequence) -> None:
         """Publish a sequence (checkpoint) by a conditional put of its object, unless the same was published already.
 
         Raises:
             InvalidInputError: something else was published as this sequence.
         """
         there = self._decoded(
-            entry.sequence, self._store.create_object(_path(entry.sequence), msgspec.json.encode(entry))
+            entry.sequence, self._store.create_object_if_absent(_path(entry.sequence), msgspec.json.encode(entry))
         )
-        if there.region != entry.region or there.key_texts() != entry.key_texts():
+        if there.region != entry.region or there.published_key_texts() != entry.published_key_texts():
             raise InvalidInputError(
                 f"{self._store.url}/{_path(entry.sequence)} is there, and has other rows (of region {there.region}): "
                 "another process has published something else as this sequence. Move it away; nothing of the sequence "
@@ -243,25 +243,25 @@ class SequenceLog:
         """Record that this checkpoint empties the folder, which makes the rows of it and of all earlier ones void."""
         self._store.put_object(f"{_SEQUENCES}/{sequence:020}.emptied", b'{"emptied":%d}' % sequence)
 
-    def remove_replaced(self, upto: int) -> None:
+    def remove_compacted_entries(self, upto: int) -> None:
         """Remove the objects of checkpoints up to `upto`, whose files compaction's newest file list has now.
 
         Their files stay. So does the object of the last checkpoint, which shows how far the folder is published.
         """
-        last = self.last_number()
+        last = self.last_done_sequence()
         gone = [number for number in self._listed().sequences if number <= upto and number < last]
         self._store.remove_objects(_path(number) for number in gone)
 
-    def remove_void(self, sequence: int) -> None:
+    def remove_void_sequences(self, sequence: int) -> None:
         """Remove the checkpoints up to this one after an emptying: first their files, then their objects."""
         void = [number for number in self._listed().sequences if number <= sequence]
-        used = self.keys_in_use(sequence) if void else frozenset()
+        used = self.staged_or_published_keys(sequence) if void else frozenset()
         for number in void:
-            if (entry := self.read_entry(number)) is not None:
+            if (entry := self.read_sequence_entry(number)) is not None:
                 self._store.remove_objects(path for path in entry.files if _key_of(path) not in used)
                 self._store.remove_objects([_path(number)])
 
-    def keys_in_use(self, after: int) -> frozenset[str]:
+    def staged_or_published_keys(self, after: int) -> frozenset[str]:
         """Return the texts of the staged keys that are staged now, or that a checkpoint after a number has published.
 
         If the region's topic was restored from an older copy, epochs are used again, and so keys. Files of a key in use
@@ -271,10 +271,10 @@ class SequenceLog:
             FileNotFoundError: checkpoints were removed while they were read.
         """
         staged = {name.rpartition(".")[0] for name in self._store.list_names(_STAGED)}
-        entries = self.read_entries(after)
+        entries = self.read_sequence_entries(after)
         if entries is None:
             raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
-        return frozenset(staged.union(*(entry.key_texts() for entry in entries)))
+        return frozenset(staged.union(*(entry.published_key_texts() for entry in entries)))
 
 
 class StoreGenerations:
@@ -282,14 +282,14 @@ class StoreGenerations:
 
     one_at_a_time: bool = False
 
-    def __init__(self, store: ObjectStore, log: SequenceLog) -> None:
+    def __init__(self, store: ObjectStore, log: PublishedSequenceLog) -> None:
         self._store, self._log = store, log
 
     def _numbers(self) -> list[int]:
         pages = self._store.list_pages(_SEQUENCES, GENERATION)
         return [int(found[1]) for page in pages for name in page if (found := _GENERATION_NAME.fullmatch(name))]
 
-    def newest_number(self) -> int:
+    def newest_generation_number(self) -> int:
         """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
@@ -299,11 +299,11 @@ class StoreGenerations:
         If the folder was emptied since, return the generation without files: they are all in `replaced`.
         """
         for _ in range(_READ_ATTEMPTS):
-            if not (number := self.newest_number()):
+            if not (number := self.newest_generation_number()):
                 return Generation(1, UUID(int=0), 0, 0, {}, {}, "")
             with contextlib.suppress(FileNotFoundError):  # many later ones were created meanwhile
-                found = decoded_generation(self._store.read_object(_generation_path(number)), self._store.url)
-                if found.files and (emptied := self._log.last_emptied(found.upto - 1)) >= found.upto:
+                found = decode_generation(self._store.read_object(_generation_path(number)), self._store.url)
+                if found.files and (emptied := self._log.last_emptied_sequence(found.upto - 1)) >= found.upto:
                     void = found.replaced | dict.fromkeys(found.files, 0)
                     return msgspec.structs.replace(found, upto=emptied, files={}, replaced=void)
                 return found
@@ -312,28 +312,28 @@ class StoreGenerations:
     def create_generation(self, generation: Generation) -> bool:
         """Store a generation (file list) under its number; return False if another process has taken it."""
         data = msgspec.json.encode(generation)
-        if self._store.create_object(_generation_path(generation.generation), data) != data:
+        if self._store.create_object_if_absent(_generation_path(generation.generation), data) != data:
             return False
-        self._store.remove_objects(_generation_path(number) for number in old_generations(self._numbers()))
+        self._store.remove_objects(_generation_path(number) for number in expired_generation_numbers(self._numbers()))
         return True
 
-    def sequence_files(self, after: int, upto: int) -> list[PublishedFile]:
+    def list_sequence_files(self, after: int, upto: int) -> list[PublishedParquetFile]:
         """Return the Parquet files of the published sequences (checkpoints) in the range `after < sequence <= upto`.
 
         Raises:
             FileNotFoundError: sequences were removed while they were read.
         """
-        entries = self._log.read_entries(after)
+        entries = self._log.read_sequence_entries(after)
         if entries is None:
             raise FileNotFoundError(errno.ENOENT, "Sequences are gone while they are read", self._store.url)
         return [
-            PublishedFile(path, CompactedFile(size, entry.sequence, entry.sequence))
+            PublishedParquetFile(path, ParquetFileEntry(size, entry.sequence, entry.sequence))
             for entry in entries
             if entry.sequence <= upto
             for path, size in entry.files.items()
         ]
 
-    def merged_files(self) -> list[str]:
+    def compaction_output_files(self) -> list[str]:
         """Return the paths of all Parquet objects in compaction's folder, also of those that no generation has."""
         return [f"{COMPACTED}/{name}" for name in self._store.list_names(COMPACTED)]
 
@@ -341,7 +341,7 @@ class StoreGenerations:
         """Return the content of a Parquet object; raise FileNotFoundError if it is gone."""
         return self._store.read_object(path)
 
-    def write_merged(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
+    def write_merged_file(self, path: str, write: Callable[[Output | pa.BufferOutputStream], None]) -> int:
         """Put a merged file as one object, and return its size in bytes."""
         output = pa.BufferOutputStream()
         write(output)
@@ -349,7 +349,7 @@ class StoreGenerations:
         self._store.put_object(path, data)
         return len(data)
 
-    def keep_file(self, path: str, to: str) -> str:
+    def keep_unmerged_file(self, path: str, to: str) -> str:
         """Return the file's own path: an object that is not merged stays where it is, and `to` is not used."""
         return path
 
@@ -357,15 +357,15 @@ class StoreGenerations:
         """Remove objects that are in no generation (file list)."""
         self._store.remove_objects(paths)
 
-    def retire_replaced(self, generation: Generation, due: Sequence[str]) -> None:
+    def remove_replaced_files(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove the files `due`, and the objects of checkpoints whose files this generation (file list) has.
 
         The object of the last checkpoint stays, since it shows how far the folder is published. So do files whose
         staged key is in use again.
         """
-        used = self._log.keys_in_use(generation.upto)
+        used = self._log.staged_or_published_keys(generation.upto)
         self._store.remove_objects(path for path in due if path not in generation.files and _key_of(path) not in used)
-        self._log.remove_replaced(generation.upto)
+        self._log.remove_compacted_entries(generation.upto)
 
 
 class ParquetObjects(ParquetFolder):
@@ -382,7 +382,7 @@ class ParquetObjects(ParquetFolder):
 
     def _keep_path(self, path: str, storage_options: Mapping[str, str]) -> None:
         self._store = ObjectStore(path, storage_options)
-        self._log = SequenceLog(self._store)
+        self._log = PublishedSequenceLog(self._store)
         self.path = self._store.url
 
     def __repr__(self) -> str:
@@ -404,7 +404,7 @@ class ParquetObjects(ParquetFolder):
         try:
             if not self._is_owned():
                 self._first(typed)
-            self._store.check_conditional(_PROBE)
+            self._store.check_conditional_puts(_PROBE)
         except FileNotFoundError as error:
             raise InvalidInputError(f"The bucket of {self.path} does not exist: create it first") from error
         self._evolve(typed)
@@ -415,24 +415,24 @@ class ParquetObjects(ParquetFolder):
         Raises:
             InvalidInputError: there are other objects, or the marker is another region's.
         """
-        strangers = sorted(name for name in self._store.list_top() if not name.startswith(("_", ".")))
+        strangers = sorted(name for name in self._store.list_directly_below() if not name.startswith(("_", ".")))
         if strangers and not self._is_owned():
             raise InvalidInputError(
                 f"{self.path} holds {strangers[0]!r} and is no folder of a region: give region {self._region!r} "
                 "an empty folder, so that readers find nothing but its sequences"
             )
-        self._store.create_object(_CLAIM, owner_marker.encode_owner_marker(self._new_claim(schema)))
+        self._store.create_object_if_absent(_CLAIM, owner_marker.encode_owner_marker(self._new_claim(schema)))
         self._owned()
 
     def _read_claim(self, folder: str) -> OwnerMarker:
         return owner_marker.decode_owner_marker(self._store.read_object(_CLAIM), self.path)
 
     def _read_grown(self) -> tuple[OwnerMarker, int]:
-        return owner_marker.read_grown(self._store.read_object, _OWN)
+        return owner_marker.read_marker_with_columns(self._store.read_object, _OWN)
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
-        data = owner_marker.encoded_columns(columns)
-        return self._store.create_object(owner_marker.columns_path(_OWN, number), data) == data
+        data = owner_marker.encode_added_columns(columns)
+        return self._store.create_object_if_absent(owner_marker.added_columns_path(_OWN, number), data) == data
 
     def _sync_columns(self) -> None:
         """Do nothing: an object is durable when the store has answered."""
@@ -447,7 +447,7 @@ class ParquetObjects(ParquetFolder):
                 self._remove_staged_rows([f"{name}{_ROWS}"])
             return
         if partition_by := self._layout().partition_by:
-            self._put_parts(name, hive_partitions.split_rows(table, partition_by))
+            self._put_parts(name, hive_partitions.split_by_partition(table, partition_by))
             return
         data = self._parquet(table)
         store.put_object(_staged(name, _ROWS), b"")
@@ -460,13 +460,13 @@ class ParquetObjects(ParquetFolder):
         """
         store, rows = self._store, _staged(name, _ROWS)
         paths = {_data_path(name, folder): part for folder, part in parts.items()}
-        earlier = self._parts_of_keys([name]).get(name, StagedParts(()))
+        earlier = self._parts_of_keys([name]).get(name, StagedFileList(()))
         left = tuple(sorted({*earlier.files, *earlier.left}.difference(paths)))
-        store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths), left)))
-        store.for_each(list(paths), lambda path: self._put_data(path, self._parquet(paths[path])))
+        store.put_object(rows, msgspec.json.encode(StagedFileList(tuple(paths), left)))
+        store.write_each(list(paths), lambda path: self._put_data(path, self._parquet(paths[path])))
         if left:
             store.remove_objects(left)
-            store.put_object(rows, msgspec.json.encode(StagedParts(tuple(paths))))
+            store.put_object(rows, msgspec.json.encode(StagedFileList(tuple(paths))))
 
     def _put_data(self, path: str, data: memoryview) -> None:
         """Put a Parquet object with staged rows. Replace one of an earlier attempt, but never a published one.
@@ -475,7 +475,7 @@ class ParquetObjects(ParquetFolder):
             InvalidInputError: a published file has this name, because epochs are used again after the topic was
                 restored.
         """
-        if self._store.create_object(path, data) == data:
+        if self._store.create_object_if_absent(path, data) == data:
             return
         if any(file.path == f"{self._store.url}/{path}" for file in self._log.list_files()):
             self._store.remove_objects([_staged(_key_of(path), _ROWS)])  # by which a sweep would remove the file
@@ -487,9 +487,9 @@ class ParquetObjects(ParquetFolder):
         self._store.put_object(path, data)
 
     def _parquet(self, table: pa.Table) -> memoryview:
-        return staged_files.parquet_content(table, self.path, self.compression, self.row_group_size)
+        return staged_files.encode_parquet(table, self.path, self.compression, self.row_group_size)
 
-    def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedParts]:
+    def _parts_of_keys(self, names: Sequence[str]) -> dict[str, StagedFileList]:
         """Return the Parquet files that are listed for each staged key, whether or not they are written yet.
 
         Keys without a `KEY.rows` are left out.
@@ -497,7 +497,7 @@ class ParquetObjects(ParquetFolder):
         found = self._store.read_objects([_staged(name, _ROWS) for name in names])
         contents = {name: found[_staged(name, _ROWS)] for name in names if _staged(name, _ROWS) in found}
         return {
-            name: msgspec.json.decode(content, type=StagedParts) if content else StagedParts((_data_path(name),))
+            name: msgspec.json.decode(content, type=StagedFileList) if content else StagedFileList((_data_path(name),))
             for name, content in contents.items()
         }
 
@@ -512,13 +512,13 @@ class ParquetObjects(ParquetFolder):
             entry = self._entry(sequence, names)
             if entry is not None:
                 self._forget_before(sequence)
-                self._log.create_entry(entry)
+                self._log.publish_entry(entry)
         if self._log.is_emptied(sequence):
             self._store.remove_objects(path for paths in self._paths_of(names).values() for path in paths)
-            self._log.remove_void(sequence)
+            self._log.remove_void_sequences(sequence)
         self._forget(names)
 
-    def _entry(self, sequence: int, names: list[str]) -> SequenceEntry | None:
+    def _entry(self, sequence: int, names: list[str]) -> PublishedSequence | None:
         """Return the object that publishes these keys as this sequence (checkpoint); None: it is published already.
 
         Raises:
@@ -531,7 +531,7 @@ class ParquetObjects(ParquetFolder):
         lost = [name for name in without if _staged(name, _NONE) not in there]
         if not lost:
             files = {path: sizes[path] for name in names if name not in without for path in paths[name]}
-            return SequenceEntry(1, self._bound(), sequence, files, tuple(without))
+            return PublishedSequence(1, self._bound(), sequence, files, tuple(without))
         if self._log.is_done(sequence):
             return None
         raise CorruptDataError(
@@ -548,9 +548,11 @@ class ParquetObjects(ParquetFolder):
 
     def _forget_before(self, sequence: int) -> None:
         """Forget the staged keys of the checkpoint before, whose publisher may have crashed before it did so."""
-        entry = self._log.read_entry(sequence - 1) or self._log.read_entry(self._log.last_number())
+        entry = self._log.read_sequence_entry(sequence - 1) or self._log.read_sequence_entry(
+            self._log.last_done_sequence()
+        )
         if entry is not None:
-            self._forget(entry.key_texts())
+            self._forget(entry.published_key_texts())
 
     def _forget(self, names: Iterable[str]) -> None:
         """Remove `KEY.rows` and `KEY.none` of these staged keys; their Parquet objects stay."""
@@ -565,8 +567,8 @@ class ParquetObjects(ParquetFolder):
         if self._log.is_done(sequence + 1):
             return
         self._log.mark_emptied(sequence)
-        self._compactor().fence_emptied(sequence)
-        self._log.remove_void(sequence)
+        self._compactor().create_empty_generation(sequence)
+        self._log.remove_void_sequences(sequence)
         self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, floor))
 
     # -- progress
@@ -577,7 +579,7 @@ class ParquetObjects(ParquetFolder):
             self._owned()
         except FileNotFoundError:
             return 0
-        return self._log.last_number()
+        return self._log.last_done_sequence()
 
     def published_files(self, after: int = 0) -> list[SequenceFile]:
         """Return the URLs of all Parquet files with rows of checkpoints after `after`, in the order of checkpoints."""
@@ -604,8 +606,10 @@ class ParquetObjects(ParquetFolder):
     # -- cleanup
 
     def _remove_unshown(self, keep: Keep) -> None:
-        last = self._log.read_entry(self._log.last_number())  # before the listing: see the order of writes above
-        shown = set() if last is None else last.key_texts()
+        last = self._log.read_sequence_entry(
+            self._log.last_done_sequence()
+        )  # before the listing: see the order of writes above
+        shown = set() if last is None else last.published_key_texts()
         kept = {key.file_stem() for key in keep.keys}
         names = [name for name in self._store.list_names(_STAGED) if name.rpartition(".")[0] not in kept]
         void = _void_names(names, self._id, keep.floor)

@@ -15,7 +15,7 @@ PARTITION: Final = "sequence"
 """Name of the column that readers of a partitioned folder derive from the folders' names."""
 
 
-def check_writable(schema: pa.Schema) -> None:
+def check_parquet_columns(schema: pa.Schema) -> None:
     """Check that Parquet files can store these columns, so that readers get them back with the same types.
 
     Raises:
@@ -36,7 +36,7 @@ def check_writable(schema: pa.Schema) -> None:
 
 
 def _refusal(field: pa.Field[pa.DataType]) -> str:
-    if refusal := unsupported_column(field):
+    if refusal := unsupported_column_reason(field):
         return refusal
     schema = pa.schema([field])
     try:
@@ -46,11 +46,11 @@ def _refusal(field: pa.Field[pa.DataType]) -> str:
     except (pa.ArrowException, NotImplementedError) as error:
         return f"column {field.name!r} of type {field.type} ({error})"
     if back.type != field.type:
-        return f"column {field.name!r} of type {field.type} ({returned_as(back.type)})"
+        return f"column {field.name!r} of type {field.type} ({other_type_text(back.type)})"
     return ""
 
 
-def unsupported_column(field: pa.Field[pa.DataType]) -> str:
+def unsupported_column_reason(field: pa.Field[pa.DataType]) -> str:
     """Return why no file format of the sinks can store a column; empty: they can, as far as is known here.
 
     The libraries accept these types in a schema, and fail at the first row, or with an internal error.
@@ -59,7 +59,7 @@ def unsupported_column(field: pa.Field[pa.DataType]) -> str:
     return f"column {field.name!r} of type {field.type} ({why})" if why else ""
 
 
-def returned_as(kind: pa.DataType) -> str:
+def other_type_text(kind: pa.DataType) -> str:
     """Return the text of an error for a column that would be read back as another type (`kind`)."""
     return f"it would come back as {kind}"
 
@@ -81,7 +81,7 @@ def _unsupported_part(kind: Any) -> str:  # the stubs know types one by one
     return next((why for why in parts if why), "")
 
 
-def misfits(sink_schema: pa.Schema, table_schema: pa.Schema) -> list[str]:
+def schema_differences(sink_schema: pa.Schema, table_schema: pa.Schema) -> list[str]:
     """Return why tables of one schema (`table_schema`) can't be rows of another (`sink_schema`); empty: they can.
 
     The order of columns and metadata do not matter.
@@ -100,7 +100,7 @@ def misfits(sink_schema: pa.Schema, table_schema: pa.Schema) -> list[str]:
     return found
 
 
-def with_sink_schema(table: pa.Table, sink_schema: pa.Schema) -> pa.Table:
+def to_sink_schema(table: pa.Table, sink_schema: pa.Schema) -> pa.Table:
     """Return the table with the sink's columns in their order and types, without metadata. Its schema must fit."""
     columns = [table.column(field.name) for field in sink_schema]
     filled = [

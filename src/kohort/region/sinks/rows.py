@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.parquet_schema import misfits, unsupported_column
+from kohort.region.sinks.parquet_schema import schema_differences, unsupported_column_reason
 from kohort.region.staged import StagedKey
 
 Mode: TypeAlias = Literal["append", "update"]
@@ -100,7 +100,7 @@ def _plain(kind: Any) -> Any:  # the stubs know types one by one
     return kind
 
 
-def storable_schema(
+def stored_schema_of_format(
     schema: pa.Schema, table_format: str, stored_type: Callable[[pa.Field[Any]], pa.DataType | str]
 ) -> pa.Schema:
     """Return the Arrow types in which a table format (Delta, Iceberg, DuckLake) gives these columns back to readers.
@@ -116,7 +116,7 @@ def storable_schema(
     """
     kept, refused = [], []
     for given, field in zip(schema, with_plain_types(schema), strict=True):
-        if refusal := unsupported_column(given):
+        if refusal := unsupported_column_reason(given):
             refused.append(refusal)
         elif isinstance(found := stored_type(field), str):
             refused.append(f"column {given.name!r} of type {given.type}{found and f' ({found})'}")
@@ -127,13 +127,13 @@ def storable_schema(
     return pa.schema(kept)
 
 
-def check_fits(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> None:
+def check_schema_fits(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> None:
     """Check that tables of one schema (`table_schema`) can be rows of a sink with another (`sink_schema`).
 
     Raises:
         InvalidInputError: columns are missing, new or of other types; the message names them.
     """
-    if not table_schema.equals(sink_schema) and (found := misfits(sink_schema, table_schema)):
+    if not table_schema.equals(sink_schema) and (found := schema_differences(sink_schema, table_schema)):
         raise InvalidInputError(
             f"The schema does not fit the rows of {place}: {'; '.join(found)}. Cast the columns, or write into "
             "another table"
@@ -162,12 +162,12 @@ def new_columns(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> 
             f"The new column {', '.join(never)} may not be null, and the rows of {place} have none yet: evolve='add' "
             "adds columns that may be null"
         )
-    check_fits(place, pa.schema([*sink_schema, *new]), table_schema)
+    check_schema_fits(place, pa.schema([*sink_schema, *new]), table_schema)
     check_names(pa.schema([*sink_schema, *new]), (), "")
     return new
 
 
-def refuse_foreign(place: str, present_schema: pa.Schema, new_fields: Iterable[pa.Field[Any]]) -> None:
+def refuse_conflicting_columns(place: str, present_schema: pa.Schema, new_fields: Iterable[pa.Field[Any]]) -> None:
     """Check that new columns do not conflict with columns that other programs have added to the destination's table.
 
     Raises:
@@ -183,7 +183,7 @@ def refuse_foreign(place: str, present_schema: pa.Schema, new_fields: Iterable[p
             )
 
 
-def refuse_changed(place: str, present_schema: pa.Schema, sink_schema: pa.Schema) -> None:
+def refuse_changed_columns(place: str, present_schema: pa.Schema, sink_schema: pa.Schema) -> None:
     """Check that the destination's table still has all columns of a region's rows with their types.
 
     Raises:
@@ -209,7 +209,7 @@ def dropped_columns_error(place: str, lost: Iterable[str]) -> InvalidInputError:
     )
 
 
-def completed_schema(table_schema: pa.Schema, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Schema:
+def with_added_fields(table_schema: pa.Schema, sink_schema: pa.Schema, added_names: Iterable[str]) -> pa.Schema:
     """Return a table's schema, completed by those columns that the sink has added and the table lacks."""
     return pa.schema(
         [*table_schema, *(sink_schema.field(name) for name in added_names if name not in table_schema.names)]
@@ -224,7 +224,7 @@ def with_added_columns(table: pa.Table, sink_schema: pa.Schema, added_names: Ite
     return table
 
 
-def in_sink_schema(table: pa.Table, sink_schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
+def cast_to_sink_schema(table: pa.Table, sink_schema: pa.Schema, keys: Iterable[str]) -> pa.Table:
     """Return the table with its columns cast to a sink's schema, in that order.
 
     Raises:
@@ -265,7 +265,7 @@ class RowRefusedError(InvalidInputError):
         self.reasons = {row: message} if reasons is None else dict(reasons)
 
 
-def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
+def refused_rows_error(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowRefusedError:
     """Return the error for these refused rows. Its message names the first, with its Kafka record if that is known.
 
     Args:
@@ -275,13 +275,13 @@ def refusal_of(reasons: Mapping[int, str], table: pa.Table, column: str) -> RowR
     """
     row = min(reasons)
     where, offset = f"row {row + 1} of {table.num_rows}", None
-    if has_source(table):
+    if has_source_columns(table):
         topic, partition, offset = (table.column(name)[row].as_py() for name in SOURCE)
         where += f" (topic {topic}, partition {partition}, offset {offset})"
     return RowRefusedError(f"{reasons[row]}: {where}", row, column, offset, reasons)
 
 
-def has_source(table: pa.Table) -> bool:
+def has_source_columns(table: pa.Table) -> bool:
     """Return whether a table has the columns topic, partition and offset, which name the Kafka record of each row."""
     return all(table.column_names.count(name) == 1 for name in SOURCE)
 
@@ -295,7 +295,9 @@ def refuse_nulls(table: pa.Table, names: Iterable[str]) -> None:
     bare = [name for name in dict.fromkeys(names) if table.column(name).null_count]
     if bare:
         why = f"Null in columns that may not be: {', '.join(bare)}"
-        raise refusal_of(dict.fromkeys(rows_where(pc.is_null(table.column(bare[0]))), why), table, bare[0])
+        raise refused_rows_error(
+            dict.fromkeys(row_indices_where(pc.is_null(table.column(bare[0]))), why), table, bare[0]
+        )
 
 
 _YEARS_S: Final = (-62_135_596_800, 253_402_300_799)
@@ -304,7 +306,7 @@ PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _DAY_S: Final = 86_400
 
 
-def refuse_far_times(table: pa.Table, names: Iterable[str]) -> None:
+def refuse_out_of_range_times(table: pa.Table, names: Iterable[str]) -> None:
     """Check that all dates and times in these columns, also in nested ones, are of the years 1 to 9999.
 
     Libraries of sinks convert them to Python's dates, which have no other years.
@@ -316,9 +318,9 @@ def refuse_far_times(table: pa.Table, names: Iterable[str]) -> None:
         column: Any = table.column(name)  # the stubs know types one by one
         if _has_times(column.type):
             whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-            if found := rows_where(is_far_time(whole)):
+            if found := row_indices_where(out_of_range_times(whole)):
                 why = f"{name!r} can't be written: it is a date or time beyond the years 1 to 9999"
-                raise refusal_of(dict.fromkeys(found, why), table, name)
+                raise refused_rows_error(dict.fromkeys(found, why), table, name)
 
 
 def _has_times(kind: Any) -> bool:
@@ -327,7 +329,7 @@ def _has_times(kind: Any) -> bool:
     return any(_has_times(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def is_far_time(values: Any) -> Any:
+def out_of_range_times(values: Any) -> Any:
     """Return a mask: whether each value is, or contains, a date or time outside the years 1 to 9999; false for null."""
     kind = values.type
     if pa.types.is_date(kind):
@@ -335,14 +337,14 @@ def is_far_time(values: Any) -> Any:
     if pa.types.is_timestamp(kind):
         return _beyond(values.cast(pa.int64()), PER_S[kind.unit], 1)
     if isinstance(kind, pa.StructType):
-        parts = [is_far_time(part) for part in values.flatten() if _has_times(part.type)]
+        parts = [out_of_range_times(part) for part in values.flatten() if _has_times(part.type)]
         return functools.reduce(pc.or_, parts)
     rows = pc.indices_nonzero(values.is_valid())
     lists = values.take(rows) if values.null_count else values  # values in the place of a null do not count
     if pa.types.is_map(kind):
         entries = pa.StructArray.from_arrays([lists.keys, lists.items], names=["key", "value"])
         lists = pa.ListArray.from_arrays(lists.offsets, entries)
-    bad = pc.filter(pc.list_parent_indices(lists), is_far_time(pc.list_flatten(lists)))
+    bad = pc.filter(pc.list_parent_indices(lists), out_of_range_times(pc.list_flatten(lists)))
     return pc.is_in(pa.array(range(len(values)), rows.type), rows.take(bad))
 
 
@@ -355,7 +357,7 @@ def _beyond(numbers: Any, per_s: int, unit_s: int) -> Any:
     return bad.fill_null(False)
 
 
-def rows_where(mask: Any) -> list[int]:
+def row_indices_where(mask: Any) -> list[int]:
     """Return the indices of the rows for which a mask is true."""
     return [int(row) for row in pc.indices_nonzero(mask).to_pylist()]
 
@@ -369,11 +371,11 @@ def _uncastable(table: pa.Table, sink_schema: pa.Schema) -> RowRefusedError | No
             row: f"{field.name!r} can't keep {value_text(column[row])[:VALUE_CHARS]} as {field.type}" for row in rows
         }
         if found:
-            return refusal_of(found, table, field.name)
+            return refused_rows_error(found, table, field.name)
     return None
 
 
-def refuse_invalid(table: pa.Table) -> None:
+def refuse_invalid_values(table: pa.Table) -> None:
     """Check that each value is valid for its Arrow type, above all that texts are UTF-8.
 
     Spark's strings may have any bytes, for example those of a Kafka record that is cast to STRING. Readers fail for all
@@ -388,7 +390,7 @@ def refuse_invalid(table: pa.Table) -> None:
         column = table.column(name)
         if rows := _rows_that_fail(column, lambda part: not _is_invalid(part)):
             kind = "text that is not UTF-8" if pa.types.is_string(column.type) else "value that is none of its type"
-            raise refusal_of(dict.fromkeys(rows, f"{name!r} can't be written: it has a {kind}"), table, name)
+            raise refused_rows_error(dict.fromkeys(rows, f"{name!r} can't be written: it has a {kind}"), table, name)
 
 
 def _is_invalid(values: Any) -> bool:
@@ -442,7 +444,7 @@ def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
     return sorted(set(keys), key=lambda key: (key.epoch, key.unit, key.member))
 
 
-def last_of_each(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+def last_row_of_each_key(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Keep only the last row of each key (`mode="update"`); the rows stay in the order of the table."""
     at = "".join(table.column_names) + "_"
     numbered = table.select(keys).append_column(at, pa.array(range(table.num_rows), pa.int64()))

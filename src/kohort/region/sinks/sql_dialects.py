@@ -50,7 +50,7 @@ class ExistingTable:
     types: dict[str, str]
 
 
-class Dialect(Protocol):
+class SqlDialect(Protocol):
     """The interface to what differs between SQLite and PostgreSQL."""
 
     mark: str
@@ -67,13 +67,13 @@ class Dialect(Protocol):
     def type_of(self, kind: pa.DataType) -> str:
         """Return the SQL type for a column of an Arrow type; empty: the database has no such type."""
 
-    def lock_check(self, cursor: Any, place: str) -> None:
+    def lock_table_checks(self, cursor: Any, place: str) -> None:
         """Wait until no other transaction checks a sink's table, and lock others out until this transaction ends."""
 
     def name(self, table: str) -> str:
         """Return a table's name in the form by which the database compares names."""
 
-    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def qualified_table_name(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return a table's name with the schema in which the search path finds it, or would create it.
 
         The sink's own tables are in the same schema.
@@ -85,13 +85,13 @@ class Dialect(Protocol):
     def exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether the database has a table of this name."""
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
+    def describe_existing_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the columns and rules of a table; None: it does not exist. The name may lack the schema."""
 
-    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def referring_foreign_keys(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return texts on foreign keys that refer to this table: they forbid a deletion of its rows, or cascade it."""
 
-    def staging_statement(self, target: str, staging: str) -> str:
+    def create_staging_statement(self, target: str, staging: str) -> str:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
 
     def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
@@ -100,11 +100,11 @@ class Dialect(Protocol):
     def value(self, value: Any) -> object:
         """Convert a Python value to one that the driver accepts."""
 
-    def translated_errors(self, error: Exception) -> KafkaError | None:
+    def translate_driver_error(self, error: Exception) -> KafkaError | None:
         """Return the package's own error for an error of the driver; None: it is another error."""
 
 
-def dialect_of(connection: Any) -> Dialect:
+def dialect_of(connection: Any) -> SqlDialect:
     """Return the dialect for a database connection of sqlite3 or psycopg.
 
     Raises:
@@ -114,14 +114,14 @@ def dialect_of(connection: Any) -> Dialect:
     if isinstance(connection, sqlite3.Connection):
         return SQLITE
     if home == "psycopg":
-        return Postgres()
+        return PostgresDialect()
     raise InvalidInputError(
         f"SqlTable does not know connections of {home}: let connect() return one of sqlite3 or of psycopg (3)"
     )
 
 
-def driver_rows(
-    dialect: Dialect, table: pa.Table, *extra_values: Callable[[int], object]
+def driver_value_rows(
+    dialect: SqlDialect, table: pa.Table, *extra_values: Callable[[int], object]
 ) -> Iterator[tuple[object, ...]]:
     """Yield the rows of a table as tuples of values that the driver accepts.
 
@@ -176,7 +176,7 @@ def quoted_column_list(names: Iterable[str]) -> str:
     return ", ".join(quoted(name) for name in names)
 
 
-class Sqlite:
+class SqliteDialect:
     """The dialect of SQLite: a database is one file with one writer at a time."""
 
     mark = "?"
@@ -205,14 +205,14 @@ class Sqlite:
         text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind)
         return "TEXT" if text else ""
 
-    def lock_check(self, cursor: Any, place: str) -> None:
+    def lock_table_checks(self, cursor: Any, place: str) -> None:
         """Do nothing: the transaction is BEGIN IMMEDIATE, and SQLite has one writer at a time."""
 
     def name(self, table: str) -> str:
         """Return the name with ASCII letters in lower case: SQLite ignores the case of no other letters."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
-    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def qualified_table_name(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name unchanged: SQLite's tables have no search path."""
         return table
 
@@ -225,7 +225,7 @@ class Sqlite:
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
+    def describe_existing_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the columns and rules of a table; None: it does not exist."""
         name = table[-1]
         cursor.execute("SELECT type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,))
@@ -252,7 +252,7 @@ class Sqlite:
         columns = {column[1]: bool(column[3]) for column in info}
         return ExistingTable(columns, tuple(names for names in unique if names), tuple(against), types)
 
-    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def referring_foreign_keys(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the tables whose foreign keys refer to this one; none if the connection does not enforce them."""
         cursor.execute("PRAGMA foreign_keys")
         if not cursor.fetchone()[0]:
@@ -264,7 +264,7 @@ class Sqlite:
         )
         return [f"of {name!r}" for (name,) in cursor.fetchall()]
 
-    def staging_statement(self, target: str, staging: str) -> str:
+    def create_staging_statement(self, target: str, staging: str) -> str:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
@@ -283,7 +283,7 @@ class Sqlite:
             return value.isoformat()
         return f"{value:f}" if isinstance(value, Decimal) else value
 
-    def translated_errors(self, error: Exception) -> KafkaError | None:
+    def translate_driver_error(self, error: Exception) -> KafkaError | None:
         """Return the package's own error for an error of sqlite3, by its code; None: it is another error."""
         if not isinstance(error, sqlite3.Error):
             return None
@@ -301,7 +301,7 @@ _SQLITE_AGAIN: Final = frozenset({
     sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN,
     sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA,
 })  # fmt: skip
-SQLITE: Final[Dialect] = Sqlite()
+SQLITE: Final[SqlDialect] = SqliteDialect()
 
 
 def _affinity(declared: str) -> str:
@@ -313,12 +313,12 @@ def _affinity(declared: str) -> str:
     return "BLOB" if not name or "BLOB" in name else "NUMERIC"
 
 
-def sqlite_connect(path: str) -> sqlite3.Connection:
+def open_sqlite(path: str) -> sqlite3.Connection:
     """Open a connection to a SQLite file; it waits up to 30 s for other writers' locks."""
     return sqlite3.connect(path, timeout=_SQLITE_WAIT_S, isolation_level=None, check_same_thread=False)
 
 
-class Postgres:
+class PostgresDialect:
     """The dialect of PostgreSQL with the driver psycopg 3."""
 
     mark = "%s"
@@ -347,7 +347,7 @@ class Postgres:
             return "" if kind == pa.time64("ns") else "time"
         return _POSTGRES_TYPES.get(kind, "")
 
-    def lock_check(self, cursor: Any, place: str) -> None:
+    def lock_table_checks(self, cursor: Any, place: str) -> None:
         """Take the advisory lock for checks of sinks' tables, until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
@@ -355,7 +355,7 @@ class Postgres:
         """Return the name unchanged: PostgreSQL distinguishes the case of quoted names."""
         return table
 
-    def with_schema(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
+    def qualified_table_name(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
         """Return the name with the schema in which the search path finds the table, or would create it."""
         if len(table) > 1:
             return table
@@ -372,7 +372,7 @@ class Postgres:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
         return bool(cursor.fetchone()[0])
 
-    def find_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
+    def describe_existing_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
         """Return the columns and rules of a table, also those of its partitions; None: it does not exist.
 
         Raises:
@@ -409,7 +409,7 @@ class Postgres:
                 against += [f"has the partition {name!r}, which {why}" for why in found]
         return ExistingTable(columns, tuple(unique), tuple(against), {})
 
-    def foreign_keys_to(self, cursor: Any, table: Sequence[str]) -> list[str]:
+    def referring_foreign_keys(self, cursor: Any, table: Sequence[str]) -> list[str]:
         """Return the names of foreign keys that refer to this table or to a partition of it."""
         cursor.execute(
             "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
@@ -418,7 +418,7 @@ class Postgres:
         )
         return [repr(name) for (name,) in cursor.fetchall()]
 
-    def staging_statement(self, target: str, staging: str) -> str:
+    def create_staging_statement(self, target: str, staging: str) -> str:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
@@ -432,7 +432,7 @@ class Postgres:
         """Return the value unchanged: psycopg converts all types."""
         return value
 
-    def translated_errors(self, error: Exception) -> KafkaError | None:
+    def translate_driver_error(self, error: Exception) -> KafkaError | None:
         """Return the package's own error for an error of psycopg, by its class; None: it is another error."""
         import psycopg
 
@@ -547,7 +547,7 @@ _POSTGRES_SERVERS: Final = re.compile(r"(?:(?:\[[^]]*]|[^][:,@]*)(?::\d*)?(?:,|$
 """Hosts with their ports, with commas between."""
 
 
-def shown_postgres_url(url: str) -> str:
+def safe_postgres_url(url: str) -> str:
     """Return a PostgreSQL URL for messages, without its password and other secrets.
 
     As in libpq, user and password are the text before the first `@`, unless a `/` comes first.
@@ -604,7 +604,7 @@ class PostgresUrl:
             told = psycopg.conninfo.conninfo_to_dict(self.url)
         except psycopg.Error:  # whose text may repeat the password
             raise InvalidInputError(
-                f"psycopg can't read the URL of the database, {shown_postgres_url(self.url)}: see that its parameters "
+                f"psycopg can't read the URL of the database, {safe_postgres_url(self.url)}: see that its parameters "
                 "are libpq's, and that % stands before two hexadecimal digits; write %20 for a space"
             ) from None
         given = {option.keyword.decode(): (option.val or b"").decode() for option in defaults}
@@ -623,13 +623,13 @@ class PostgresUrl:
         return f"postgresql://{quote(','.join(servers), safe=':,[]')}/{name}{'?' if more else ''}{urlencode(more)}"
 
 
-def postgres_parameters(url: str) -> str:
+def libpq_parameters(url: str) -> str:
     """Convert a PostgreSQL URL to libpq's connection parameters, with timeouts for a dead server.
 
     Raises:
         InvalidInputError: psycopg is not installed, or can't read the URL; or the URL has a password.
     """
-    psycopg, shown = _psycopg(), shown_postgres_url(url)
+    psycopg, shown = _psycopg(), safe_postgres_url(url)
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.Error:  # whose text may repeat the password
@@ -661,7 +661,7 @@ class SqliteFile:
 
     def __call__(self) -> sqlite3.Connection:
         """Open a new connection to the file."""
-        return sqlite_connect(self.path)
+        return open_sqlite(self.path)
 
     def home(self) -> str:
         """Return the file's URL with all symbolic links resolved."""

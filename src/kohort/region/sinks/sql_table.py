@@ -29,37 +29,37 @@ from kohort.errors import CorruptDataError, InvalidInputError, KafkaError
 from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
-from kohort.region.sinks.columns import filled_schema, typed_schema
-from kohort.region.sinks.owner_marker import other_name, other_owner_error, schema_of, text_of
+from kohort.region.sinks.columns import fill_null_types, resolve_null_types
+from kohort.region.sinks.owner_marker import other_name_error, other_owner_error, schema_of, text_of
 from kohort.region.sinks.rows import (
     Mode,
-    check_fits,
+    cast_to_sink_schema,
     check_keys,
     check_mode,
     check_names,
+    check_schema_fits,
     in_order,
-    in_sink_schema,
-    refusal_of,
-    refuse_far_times,
-    refuse_invalid,
-    rows_where,
+    refuse_invalid_values,
+    refuse_out_of_range_times,
+    refused_rows_error,
+    row_indices_where,
     with_plain_types,
 )
 from kohort.region.sinks.sql_dialects import (
     SQLITE,
     Connect,
-    Dialect,
     ExistingTable,
-    Postgres,
+    PostgresDialect,
     PostgresUrl,
+    SqlDialect,
     SqliteFile,
     dialect_of,
-    driver_rows,
+    driver_value_rows,
     quoted,
     quoted_column_list,
-    shown_postgres_url,
+    safe_postgres_url,
 )
-from kohort.region.staged import StagedKey, check_sequence, gone_text
+from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 
 _STAGED: Final = "__staged"
 _TABLES: Final = (
@@ -122,7 +122,7 @@ class SqlTable(BoundSink):
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[_Cursor]:
         """Run the block in one transaction on a new connection. Commit it at the end; translate the driver's errors."""
-        dialect: Dialect = SQLITE
+        dialect: SqlDialect = SQLITE
         try:
             connection = self._connect()
             dialect = dialect_of(connection)
@@ -131,12 +131,12 @@ class SqlTable(BoundSink):
                 with contextlib.closing(connection.cursor()) as cursor:
                     for statement in dialect.begin:
                         cursor.execute(statement)
-                    yield _Cursor(dialect, cursor, dialect.with_schema(cursor, self._names))
+                    yield _Cursor(dialect, cursor, dialect.qualified_table_name(cursor, self._names))
                     cursor.execute("COMMIT")  # any error before it: the connection ends, and the transaction with it
         except (KafkaError, OSError):
             raise
         except Exception as error:
-            told = dialect.translated_errors(error) or _translate_other_error(error)
+            told = dialect.translate_driver_error(error) or _translate_other_error(error)
             if told is None:
                 raise
             raise told from error
@@ -147,7 +147,7 @@ class SqlTable(BoundSink):
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         check_names(schema, self.keys, "keys=[…]")
-        given = typed_schema(with_plain_types(schema), self._known_columns)
+        given = resolve_null_types(with_plain_types(schema), self._known_columns)
         check_keys(given, self.keys)
         if zeros := [repr(name) for name in given.names if "\0" in name]:
             raise InvalidInputError(f"Columns {', '.join(zeros)} have a zero character in their names: rename them")
@@ -155,10 +155,10 @@ class SqlTable(BoundSink):
             raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
         with self._transaction() as at:
             types = at.types(given)
-            at.dialect.lock_check(at.cursor, self.table)
+            at.dialect.lock_table_checks(at.cursor, self.table)
             for statement in _TABLES:
                 at.run(statement)
-            found = at.dialect.find_table(at.cursor, at.names)
+            found = at.dialect.describe_existing_table(at.cursor, at.names)
             if found is not None:
                 self._fitting(found, given, types)
             owned = self._owner(at, locked=True)
@@ -170,12 +170,12 @@ class SqlTable(BoundSink):
                     "back"
                 )
         self._kept = None
-        check_fits(f"table {self.table}", self._fixed(), given)
+        check_schema_fits(f"table {self.table}", self._fixed(), given)
 
     def _known_columns(self) -> pa.Schema | None:
         """Return the schema that the region has stored for its rows; None: the region has not written the table yet."""
         with self._transaction() as at:
-            owned = self._owner(at) if at.has_sequences() else None
+            owned = self._owner(at) if at.has_sequences_table() else None
         return None if owned is None else owned[1]
 
     def _first(self, at: _Cursor, found: ExistingTable | None, schema: pa.Schema, types: dict[str, str]) -> None:
@@ -194,11 +194,11 @@ class SqlTable(BoundSink):
                 f"Table {self.table} holds rows already, and they are of no region: give region {self._region!r} an "
                 "empty table"
             )
-        beside = at.dialect.find_table(at.cursor, at.staging_names)
+        beside = at.dialect.describe_existing_table(at.cursor, at.staging_names)
         if beside is not None and "kohort_key" not in beside.columns:
             raise InvalidInputError(f"Table {'.'.join(at.staging_names)} is in the way of staged rows: rename it")
         at.run("DROP TABLE IF EXISTS {staging}")
-        at.run(at.dialect.staging_statement(at.target, at.staging))
+        at.run(at.dialect.create_staging_statement(at.target, at.staging))
         at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
         at.run("DELETE FROM {keys} WHERE target = ?", at.name)
         keys = msgspec.json.encode(self.keys).decode()
@@ -243,7 +243,7 @@ class SqlTable(BoundSink):
         if row is None:
             return None
         if row[5] != self.place:
-            raise other_name(self._region, row[5], self.place)
+            raise other_name_error(self._region, row[5], self.place)
         if written and (keys := tuple(msgspec.json.decode(row[4]))) != self.keys:
             raise InvalidInputError(
                 f"Region {self._region!r} writes table {self.table} with keys={list(keys)}, not {list(self.keys)}: all "
@@ -271,7 +271,7 @@ class SqlTable(BoundSink):
         """Store this sink's present name in the marker row. Return the earlier name; empty: there was no marker row."""
         self._bound()
         with self._transaction() as at:
-            row = self._marker(at, locked=True) if at.has_sequences() else None
+            row = self._marker(at, locked=True) if at.has_sequences_table() else None
             if row is None:
                 return ""
             at.run("UPDATE {sequences} SET place = ? WHERE target = ?", self.place, at.name)
@@ -280,7 +280,7 @@ class SqlTable(BoundSink):
     def _written_name(self) -> str:
         self._bound()
         with self._transaction() as at:
-            row = self._marker(at, locked=False) if at.has_sequences() else None
+            row = self._marker(at, locked=False) if at.has_sequences_table() else None
             return "" if row is None else str(row[5])
 
     def _mine(self, at: _Cursor) -> int:
@@ -289,7 +289,7 @@ class SqlTable(BoundSink):
         Raises:
             InvalidInputError: the table is not this region's, or `check` was not called yet.
         """
-        owned = self._owner(at, locked=True) if at.has_sequences() else None
+        owned = self._owner(at, locked=True) if at.has_sequences_table() else None
         if owned is None:
             raise InvalidInputError(f"Table {self.table} is not known to region {self._region!r}: call check first")
         return owned[0]
@@ -312,9 +312,9 @@ class SqlTable(BoundSink):
             RowRefusedError: the database can't store a row.
         """
         kept = self._fixed()
-        check_fits(f"table {self.table}", kept, filled_schema(with_plain_types(table.schema), kept))
-        rows = in_sink_schema(table, kept, self.keys)
-        refuse_invalid(rows)
+        check_schema_fits(f"table {self.table}", kept, fill_null_types(with_plain_types(table.schema), kept))
+        rows = cast_to_sink_schema(table, kept, self.keys)
+        refuse_invalid_values(rows)
         _refuse_values(rows, is_sqlite=self._is_sqlite)
         return rows
 
@@ -333,7 +333,7 @@ class SqlTable(BoundSink):
                 at.name, name, key.epoch, table.num_rows,
             )  # fmt: skip
             at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
-            rows = driver_rows(at.dialect, table, lambda number: name, lambda number: number)
+            rows = driver_value_rows(at.dialect, table, lambda number: name, lambda number: number)
             at.dialect.insert(at.cursor, at.staging, [*table.column_names, "kohort_key", "kohort_row"], rows)
 
     # -- publishing
@@ -348,7 +348,7 @@ class SqlTable(BoundSink):
                 return
             at.run("SELECT staged_key FROM {keys} WHERE target = ?", at.name)
             there = {row[0] for row in at.cursor.fetchall()}
-            if gone := gone_text({name: name in there for name in names}):
+            if gone := missing_rows_text({name: name in there for name in names}):
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.table}: {gone}")
             for name in names:
                 at.run(self._moving(columns), name)
@@ -380,10 +380,10 @@ class SqlTable(BoundSink):
         """Delete all rows of the table and record the sequence (checkpoint), in one transaction."""
         self._bound()
         with self._transaction() as at:
-            owned = self._owner(at, locked=True) if at.has_sequences() else None
+            owned = self._owner(at, locked=True) if at.has_sequences_table() else None
             if owned is None or owned[0] > sequence:  # its own number may be from a history that the topic has lost
                 return
-            holding = at.dialect.foreign_keys_to(at.cursor, at.names)
+            holding = at.dialect.referring_foreign_keys(at.cursor, at.names)
             if holding and at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
                 raise InvalidInputError(
                     f"Table {self.table} can't be emptied: other tables refer to its rows by the foreign key "
@@ -399,14 +399,14 @@ class SqlTable(BoundSink):
         """Return the last published sequence (checkpoint number); 0: none."""
         self._bound()
         with self._transaction() as at:
-            owned = self._owner(at, written=False) if at.has_sequences() else None
+            owned = self._owner(at, written=False) if at.has_sequences_table() else None
             return 0 if owned is None else owned[0]
 
     def sweep(self, keep: Keep) -> None:
         """Remove staged rows of epochs before `keep.floor` whose keys are not in `keep.keys`."""
         self._bound()
         with self._transaction() as at:
-            if at.has_sequences() and self._owner(at, locked=True) is not None:
+            if at.has_sequences_table() and self._owner(at, locked=True) is not None:
                 self._delete_staged_before(at, keep.floor, [key.file_stem() for key in keep.keys])
 
     def _delete_staged_before(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
@@ -419,7 +419,7 @@ class SqlTable(BoundSink):
 class _Cursor:
     """A database cursor in an open transaction, with the names of the sink's four tables and the dialect."""
 
-    def __init__(self, dialect: Dialect, cursor: Any, names: Sequence[str]) -> None:
+    def __init__(self, dialect: SqlDialect, cursor: Any, names: Sequence[str]) -> None:
         self.dialect, self.cursor, self.names = dialect, cursor, names
         before, name = names[:-1], names[-1]
         if len((name + _STAGED + "_key").encode()) > dialect.name_bytes_max:
@@ -458,7 +458,7 @@ class _Cursor:
         self.run(statement, *given)
         return self.cursor.fetchone()
 
-    def has_sequences(self) -> bool:
+    def has_sequences_table(self) -> bool:
         """Return whether the table `kohort_sequences` exists: without it no region has written here."""
         return self.dialect.exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
 
@@ -506,7 +506,7 @@ def _connection_of(connect: str | Connect) -> tuple[Connect, str]:
         return SqliteFile(path), f"sqlite:///{path}"
     scheme = _SCHEME.match(connect)
     if scheme is not None and scheme[1] in ("postgresql", "postgres"):
-        return PostgresUrl(connect), shown_postgres_url(connect)
+        return PostgresUrl(connect), safe_postgres_url(connect)
     raise InvalidInputError(
         f"SqlTable does not know {repr(scheme[1]) if scheme else 'a text that is no URL'}: give sqlite:///file.db, "
         "postgresql://user@host/database, or a function that connects"
@@ -519,7 +519,7 @@ def _translate_other_error(error: Exception) -> KafkaError | None:
     None: it is another error.
     """
     if type(error).__module__.partition(".")[0] == "psycopg":
-        return Postgres().translated_errors(error)
+        return PostgresDialect().translate_driver_error(error)
     if isinstance(error, pa.ArrowException | OverflowError | ValueError):
         return InvalidInputError(f"A value can't be written: {error}")
     return None
@@ -531,7 +531,7 @@ def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
     Raises:
         RowRefusedError: it can't store a value.
     """
-    refuse_far_times(rows, rows.column_names)
+    refuse_out_of_range_times(rows, rows.column_names)
     for field in rows.schema:
         column: Any = rows.column(field.name)  # the stubs know types one by one
         bad, why = None, ""
@@ -539,5 +539,7 @@ def _refuse_values(rows: pa.Table, *, is_sqlite: bool) -> None:
             bad, why = pc.match_substring(column, "\0"), "a text with a zero byte, which PostgreSQL has not"
         elif pa.types.is_floating(field.type) and is_sqlite and not field.nullable:
             bad, why = pc.is_nan(column), "NaN, and may not be null: SQLite keeps NaN as null"
-        if bad is not None and (found := rows_where(bad)):
-            raise refusal_of(dict.fromkeys(found, f"{field.name!r} can't be written: it is {why}"), rows, field.name)
+        if bad is not None and (found := row_indices_where(bad)):
+            raise refused_rows_error(
+                dict.fromkeys(found, f"{field.name!r} can't be written: it is {why}"), rows, field.name
+            )

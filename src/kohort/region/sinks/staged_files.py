@@ -159,7 +159,7 @@ def _leaf_paths(path: str, kind: Any) -> list[str]:
 _WRITES_PER_RELEASE: Final = 8
 
 
-class PagesOutput(io.RawIOBase):
+class ParquetPageOutput(io.RawIOBase):
     """A file object for Arrow's Parquet writer, which makes Arrow return freed memory after every eight writes.
 
     A page has two writes. The encoders of a unit of 32 MiB use 8 MB at most. Without this, Arrow's allocator keeps 6 MB
@@ -191,7 +191,7 @@ class PagesOutput(io.RawIOBase):
         return size
 
 
-def check_pages(compression: str, row_group_size: int | None) -> None:
+def check_parquet_options(compression: str, row_group_size: int | None) -> None:
     """Check the options `compression` and `row_group_size` for Parquet files.
 
     Raises:
@@ -228,7 +228,7 @@ def write_parquet(
     try:
         pq.write_table(
             table,
-            cast("IO[Any]", PagesOutput(output.write)),
+            cast("IO[Any]", ParquetPageOutput(output.write)),
             compression=compression,
             row_group_size=row_group_size,
             write_statistics=statistics,
@@ -239,7 +239,7 @@ def write_parquet(
         raise InvalidInputError(f"Parquet does not take a table for {place}: {error}") from error
 
 
-def parquet_content(table: pa.Table, place: str, compression: Codec, row_group_size: int | None) -> memoryview:
+def encode_parquet(table: pa.Table, place: str, compression: Codec, row_group_size: int | None) -> memoryview:
     """Return the bytes of a table as a Parquet file, as a view that copies nothing.
 
     Raises:
@@ -250,7 +250,7 @@ def parquet_content(table: pa.Table, place: str, compression: Codec, row_group_s
     return output.getbuffer()
 
 
-def write_staged(
+def write_file_atomically(
     files: FileCalls, folder: str, name: str, write: Callable[[Output], object], *, instead_of: str = ""
 ) -> None:
     """Write a file atomically and durably; then remove the file `instead_of` from the same folder, if one is given."""
@@ -281,7 +281,7 @@ def show(files: FileCalls, staged: str, shown: str) -> None:
         copy_file(files, staged, shown)
 
 
-def key_text_of(name: str) -> str:
+def staged_key_text(name: str) -> str:
     """Return the staged key's text (`StagedKey.file_stem`) from a file's name, also while the file is being written."""
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 

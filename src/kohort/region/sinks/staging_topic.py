@@ -150,7 +150,7 @@ class StagingTopic:
             found = None if record.value is None else bytes(record.value)
         return found, start
 
-    def is_present(self, marker: SinkMarker) -> bool:
+    def is_same_topic(self, marker: SinkMarker) -> bool:
         """Return whether the sink's topic still has the topic id in the marker: it was not deleted or created again."""
         with self._reader() as reader:
             target = reader.present_topics([self._target]).get(self._target)
@@ -177,7 +177,7 @@ class StagingTopic:
                 delivery.result()
 
     @contextmanager
-    def staged(self) -> Iterator[StagedPieces]:
+    def staged(self) -> Iterator[StagedIndex]:
         """Index the completely staged keys for the block, by reading the whole partition of staged rows.
 
         The index has only a few numbers for each record.
@@ -196,7 +196,7 @@ class StagingTopic:
                 attempt.offsets[at] = record.offset
                 if len(attempt.offsets) == attempt.count:
                     whole[name] = [attempt.offsets[number] for number in sorted(attempt.offsets)]
-            yield StagedPieces(reader, TopicPartition(self.topic, STAGED), whole)
+            yield StagedIndex(reader, TopicPartition(self.topic, STAGED), whole)
 
     def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
         """Delete staged records before the first that is still needed, and owner markers before the last.
@@ -261,7 +261,7 @@ class StagingTopic:
             yield from records
 
 
-class StagedPieces:
+class StagedIndex:
     """An index of the staged rows in a staging topic, with a reader for them.
 
     Attributes:

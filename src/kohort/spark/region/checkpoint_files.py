@@ -61,7 +61,7 @@ def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     return None
 
 
-def last_planned(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
+def last_planned_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     """Return the highest batch in `offsets/`, done or not; None if there is none."""
     return max(batch_numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
 
@@ -112,7 +112,7 @@ def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dic
     return found
 
 
-def find_source(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
+def find_source_offset(offsets: Sequence[Any], query: str) -> Mapping[str, Any] | None:
     """Return the end offset with this query identity among those of a batch; None if there is none.
 
     A source is found by the identity in its offset, never by its position: Spark orders sources by its plan. A source
@@ -197,7 +197,7 @@ class Operator:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionFile:
+class StateStoreFile:
     """A snapshot or changelog file of a state store, as its name describes it.
 
     Attributes:
@@ -216,13 +216,13 @@ class VersionFile:
         return self.kind in _WHOLE
 
 
-def version_file(name: str) -> VersionFile | None:
+def parse_state_file_name(name: str) -> StateStoreFile | None:
     """Parse the name of a state store's snapshot or changelog, or of the checksum file of one; None for other files."""
     found = _VERSION_FILE.fullmatch(name)
-    return VersionFile(int(found[1]), found[2], found[3]) if found else None
+    return StateStoreFile(int(found[1]), found[2], found[3]) if found else None
 
 
-def schema_batch(name: str) -> int | None:
+def parse_schema_file_name(name: str) -> int | None:
     """Parse the name of a state schema file: return the first batch of the run that wrote it; None for other names."""
     found = _SCHEMA.fullmatch(name)
     return int(found[1]) if found else None
@@ -246,11 +246,11 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
             text = read_file(files, path).decode(errors="replace")
         except FileNotFoundError:
             continue
-        found.append(_operator(number, path, operator_noted(path, text)))
+        found.append(_operator(number, path, parse_operator_metadata(path, text)))
     return found
 
 
-def operator_noted(path: str, text: str) -> dict[str, Any]:
+def parse_operator_metadata(path: str, text: str) -> dict[str, Any]:
     """Parse the content of a stateful operator's metadata file: a version line, then JSON.
 
     Raises:
@@ -281,7 +281,7 @@ def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
     return Operator(number, name, stores, str(found.get("operatorPropertiesJson", "")))
 
 
-def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str, list[str]]:
+def relocate_operator_metadata(path: str, text: str, folder: str) -> tuple[str, list[str]]:
     """Return an operator's metadata with its schemas' paths moved to another checkpoint folder, and those schemas.
 
     Text without absolute paths is returned unchanged. The schemas' paths are relative to the folder.
@@ -289,7 +289,7 @@ def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str,
     Raises:
         InvalidInputError: a path does not lead to a schema of this checkpoint.
     """
-    found = operator_noted(path, text)
+    found = parse_operator_metadata(path, text)
     schemas: list[str] = []
     for store in found.get("stateStoreInfo", ()):
         moved = []
@@ -311,7 +311,7 @@ def operator_metadata_in_folder(path: str, text: str, folder: str) -> tuple[str,
     return f"{first}\n{json.dumps(found, separators=(',', ':'), ensure_ascii=False)}", schemas
 
 
-def missing_state(
+def first_unloadable_store(
     taken: Collection[str], noted: Iterable[Operator], commit: Mapping[str, Any], version: int
 ) -> str | None:
     """Return the folder of a state store whose version Spark could not load from these files; None if all can be.
@@ -322,10 +322,14 @@ def missing_state(
         commit: the JSON in `commits/` of the batch that wrote the version.
         version: the version of the state.
     """
-    stores: dict[str, list[VersionFile]] = {}
+    stores: dict[str, list[StateStoreFile]] = {}
     for path in taken:
         folder, _, name = path.rpartition("/")
-        if folder.startswith(f"{STATE}/") and not name.endswith(".crc") and (found := version_file(name)) is not None:
+        if (
+            folder.startswith(f"{STATE}/")
+            and not name.endswith(".crc")
+            and (found := parse_state_file_name(name)) is not None
+        ):
             stores.setdefault(folder, []).append(found)
     wanted = dict(_declared(noted))
     declared = {folder.split("/")[1] for folder in wanted}
@@ -349,7 +353,7 @@ def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]
                 yield named, (str(operator.number), partition)
 
 
-def _loads(found: Iterable[VersionFile], version: int, ids: Collection[str]) -> bool:
+def _loads(found: Iterable[StateStoreFile], version: int, ids: Collection[str]) -> bool:
     """Return whether a state store's version can be loaded from these files: a snapshot and all later changelogs."""
     kept = [file for file in found if file.version != version or not ids or file.id in ids]
     whole = {file.version for file in kept if file.whole}

@@ -52,15 +52,15 @@ from kohort.spark.region.checkpoint_files import (
     STATE,
     batch_numbers,
     commit_of,
-    find_source,
+    find_source_offset,
+    first_unloadable_store,
     is_whole,
     last_batch,
-    missing_state,
     offsets_of,
-    operator_metadata_in_folder,
     operators,
-    schema_batch,
-    version_file,
+    parse_schema_file_name,
+    parse_state_file_name,
+    relocate_operator_metadata,
 )
 from kohort.spark.source.single_reader_lock import folder as user_folder
 
@@ -88,7 +88,7 @@ class CheckpointContents:
     anew: list[str] = field(default_factory=list)
 
 
-def contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> CheckpointContents:
+def checkpoint_contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM) -> CheckpointContents:
     """Return the contents of a checkpoint that belong to batches up to `batch`.
 
     Raises:
@@ -167,7 +167,7 @@ def _look_through_store(
     names = names_in(files, f"{old}/{folder}")
     kept = []
     for name in _shown(names):
-        found = version_file(name)
+        found = parse_state_file_name(name)
         if found is not None:
             if _belongs(found.version, batch):
                 kept.append(name)
@@ -233,7 +233,7 @@ def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, t
         names = names_in(files, f"{old}/{inside}")
         kept = []
         for name in _shown(names):
-            written = schema_batch(name)
+            written = parse_schema_file_name(name)
             if written is None:
                 raise _unknown(old, f"{inside}/{name}")
             if written <= batch:
@@ -276,7 +276,7 @@ __all__ = [
     "check_place",
     "clone_checkpoint",
     "epoch_folder",
-    "find_source",
+    "find_source_offset",
     "last_batch",
     "offsets_of",
     "operators",
@@ -353,7 +353,7 @@ def clone_checkpoint(
             write_file(files, f"{on_its_way}/{QUERY}", json.dumps({"id": str(query_id)}).encode())
     else:
         _check_retained(files, old, batch)
-        taken = contents_up_to(old, batch, files=files)
+        taken = checkpoint_contents_up_to(old, batch, files=files)
         make_folder(files, on_its_way)
         _fill(files, old, on_its_way, new, taken)
         _check_whole(files, on_its_way, batch, taken)
@@ -453,7 +453,7 @@ def _fill(files: FileCalls, old: str, on_its_way: str, new: str, taken: Checkpoi
     there = set(linked)
     for path in taken.anew:
         text = read_file(files, f"{old}/{path}").decode()
-        moved, schemas = operator_metadata_in_folder(f"{old}/{path}", text, new)
+        moved, schemas = relocate_operator_metadata(f"{old}/{path}", text, new)
         if f"{old}/" in moved:
             raise InvalidInputError(f"{old}/{path} names paths in its own folder that kohort does not know: {moved}")
         absent = [schema for schema in schemas if schema not in there]
@@ -477,7 +477,7 @@ def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Checkpoin
         raise CorruptDataError(
             f"{on_its_way} lacks Spark's own files up to batch {batch}: the old checkpoint was damaged"
         )
-    lacking = missing_state(
+    lacking = first_unloadable_store(
         taken.linked, operators(on_its_way, batch, files=files), commit_of(on_its_way, batch, files=files), batch + 1
     )
     if lacking is not None:

@@ -49,7 +49,7 @@ def has_watermark(frame: DataFrame) -> bool:
     return any(node.getClass().getSimpleName() == WATERMARK for node in _nodes(_plan(frame)))
 
 
-def outside_sources(frame: DataFrame) -> tuple[str, ...]:
+def sources_outside_region(frame: DataFrame) -> tuple[str, ...]:
     """Return the names of the plan's streaming sources that are outside the region."""
     return tuple(
         str(node.sourceName())
@@ -64,7 +64,7 @@ def _has_session(relation: Any) -> bool:
     return with_options and bool(relation.extraOptions().containsKey(SEAT))
 
 
-def refuse_mode(frame: DataFrame, mode: str) -> None:
+def check_output_mode(frame: DataFrame, mode: str) -> None:
     """Check that Spark can run the plan in this output mode; Spark itself checks only when a query starts.
 
     Raises:
@@ -76,7 +76,7 @@ def refuse_mode(frame: DataFrame, mode: str) -> None:
     jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker.checkForStreaming(_plan(frame), output)
 
 
-def refuse_unreplayable(frame: DataFrame) -> None:
+def refuse_unreplayable_sources(frame: DataFrame) -> None:
     """Refuse a plan with a source that can't be read again after a region reset.
 
     Raises:
@@ -182,7 +182,7 @@ class BuiltQuery:
     undecoded: tuple[tuple[str, ...], ...] = ()
 
     @property
-    def keeps_checkpoint(self) -> bool:
+    def needs_last_checkpoint(self) -> bool:
         """Whether a run needs the checkpoint of the run before, for state or positions of sources outside the region.
 
         The positions of the region's own sources are in the region's checkpoints.
@@ -192,7 +192,7 @@ class BuiltQuery:
     def run(self, sink: Callable[[DataFrame, int], None], checkpoint: str, sessions: Sequence[str]) -> StreamingQuery:
         """Start a run of the query with a sink, a local checkpoint folder, and these sessions of its sources."""
         seated = [{**source, SEAT: seat} for source, seat in zip(self.options, sessions, strict=True)]
-        rows = with_bad_values(*build_query(self.spark, self.build, seated, self.undecoded))
+        rows = add_bad_value_rows(*build_query(self.spark, self.build, seated, self.undecoded))
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", f"file://{checkpoint}").start()
 
@@ -237,7 +237,7 @@ def _decoded(frame: DataFrame, columns: Sequence[str]) -> DataFrame:
     return frame.where(f"{BAD_VALUE} IS NULL").select(*columns) if columns else frame
 
 
-def with_bad_values(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
+def add_bad_value_rows(rows: DataFrame, bad: Sequence[DataFrame]) -> DataFrame:
     """Add the records whose values do not decode to a query's rows, as rows with nothing but the column `LETTER`.
 
     Staging tasks take them out again, as dead letters. `bad` are the sources' DataFrames; empty: no change.
@@ -293,8 +293,8 @@ def check_query(
     if kept < BATCHES_KEPT_MIN:
         raise InvalidInputError(f"{KEPT}={kept}: a region needs {BATCHES_KEPT_MIN} at least to go back to a sequence")
     rows, bad = build_query(spark, build, [{**source, SEAT: NOBODY} for source in options], undecoded)
-    refuse_unreplayable(rows)
-    refuse_mode(with_bad_values(rows, bad), mode)
+    refuse_unreplayable_sources(rows)
+    check_output_mode(add_bad_value_rows(rows, bad), mode)
     return BuiltQuery(
         spark,
         build,
@@ -306,6 +306,6 @@ def check_query(
         has_watermark(rows),
         tuple(map(str, what)),
         kept,
-        outside_sources(rows),
+        sources_outside_region(rows),
         undecoded,
     )

@@ -27,15 +27,15 @@ from kohort.ids import TopicPartition
 from kohort.region.member import events as happens
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Position
-from kohort.region.sinks.dead_letters import LetterLog
+from kohort.region.sinks.dead_letters import DeadLetterLog
 from kohort.region.staged import Staged
-from kohort.spark.region.checkpoint_files import STATE, find_source, last_batch, last_planned, offsets_of
+from kohort.spark.region.checkpoint_files import STATE, find_source_offset, last_batch, last_planned_batch, offsets_of
 from kohort.spark.region.folders import clone_checkpoint, epoch_folder, remove_old_epochs
 from kohort.spark.region.query_factory import BuiltQuery
 from kohort.spark.region.query_state import SavedQuery, refuse_other
-from kohort.spark.region.query_thread import QueryThread
+from kohort.spark.region.query_thread import SourceMemberThread
 from kohort.spark.region.source_assignments import RunSession
-from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, stage_batch
+from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, make_batch_stager
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source_sessions import SOURCE_SESSIONS
 
@@ -171,7 +171,7 @@ class RegionQuery:
         output: QueryOutput,
         region_id: UUID,
         folder: str,
-        members: Callable[[], Sequence[QueryThread]],
+        members: Callable[[], Sequence[SourceMemberThread]],
     ) -> None:
         """Set up the query; `start` starts its thread.
 
@@ -184,7 +184,7 @@ class RegionQuery:
             members: returns the members of its sources, in their order.
         """
         self.name, self._built, self._output, self._region_id, self._folder = name, built, output, region_id, folder
-        self._letter_log = LetterLog(name, "" if output.letters is None else output.letters.place)
+        self._letter_log = DeadLetterLog(name, "" if output.letters is None else output.letters.place)
         self._members = members
         self._lock = threading.Lock()
         self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
@@ -305,9 +305,9 @@ class RegionQuery:
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """Make the state to save in a region checkpoint: this epoch, its last batch, and the query's definition."""
         built = self._built
-        return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.keeps_checkpoint)
+        return SavedQuery(epoch, last, built.output, built.operators, built.sources, built.needs_last_checkpoint)
 
-    def _ends(self, run: _Run, member: QueryThread, last: int | None) -> dict[TopicPartition, Position]:
+    def _ends(self, run: _Run, member: SourceMemberThread, last: int | None) -> dict[TopicPartition, Position]:
         """Return the end offsets of a member's partitions: for each, that of the last batch that read it.
 
         Only batches since the last region checkpoint, and of the partition's current assignment, count. Partitions that
@@ -326,13 +326,13 @@ class RegionQuery:
             }
         return ends
 
-    def _batch_of(self, run: _Run, last: int, member: QueryThread) -> BatchOffset | None:
+    def _batch_of(self, run: _Run, last: int, member: SourceMemberThread) -> BatchOffset | None:
         """Return the offset ranges of a batch that a member's source planned, from `offsets/` of the run's checkpoint.
 
         None: the source has not connected yet, or the batch has no offset of it.
         """
         identity = SOURCE_SESSIONS.query_at(tuple(run.sessions)[member.number])
-        found = None if identity is None else find_source(offsets_of(run.folder, last), identity)
+        found = None if identity is None else find_source_offset(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
     def forget_contribution(self, member: int) -> int:
@@ -414,11 +414,11 @@ class RegionQuery:
             SOURCE_SESSIONS.add(id, seat)
         staged = StagedBatches(began)
         task = StagingTask(self._output, self._built.schema, self._region_id, epoch, self.name)
-        stage = stage_batch(task)
+        stage = make_batch_stager(task)
 
         def stage_batch_rows(rows: DataFrame, batch: int) -> None:
             found = stage(rows)
-            if not self._built.keeps_checkpoint and os.path.exists(f"{new}/{STATE}"):
+            if not self._built.needs_last_checkpoint and os.path.exists(f"{new}/{STATE}"):
                 raise InvalidInputError(UNKNOWN_STATE.format(self.name, f"{new}/{STATE}"))
             staged.add(batch, found)
             if found.dead_letters:
@@ -448,7 +448,7 @@ class RegionQuery:
         A query without state or outside sources needs no file of an earlier run, which may be on another machine. The
         control plane sends the offsets where its partitions begin.
         """
-        if saved is None or saved.kept is False or not self._built.keeps_checkpoint:
+        if saved is None or saved.kept is False or not self._built.needs_last_checkpoint:
             return None
         return saved.batch
 
@@ -493,7 +493,7 @@ class RegionQuery:
         slow = WORKER_START_TIMEOUT in str(error)  # by text: Spark has no class for it
         self._slow, self._unplanned = self._slow + slow, self._unplanned + (not slow)
         too_often = self._slow > WORKER_START_ATTEMPTS_MAX or self._unplanned >= UNPLANNED_RUNS_MAX
-        if too_often or self._is_final(error) or last_planned(run.folder) != run.began:
+        if too_often or self._is_final(error) or last_planned_batch(run.folder) != run.began:
             self._fail(error)
             return
         log.warning("[query %s] failed before it planned a batch; restarting: %s", self.name, _first_line(error))
@@ -545,7 +545,7 @@ class RegionQuery:
         run = self._run
         found: set[tuple[int, str, int, int]] = set()
         try:
-            planned = None if run is None else last_planned(run.folder)
+            planned = None if run is None else last_planned_batch(run.folder)
             if run is None or planned is None or planned == last_batch(run.folder):
                 return frozenset()
             for member in self._members():

@@ -119,7 +119,7 @@ class DeclaredQuery:
     divides: bool = False
     undecoded: tuple[tuple[str, ...], ...] = ()
 
-    def source_texts(self) -> list[str]:
+    def describe_sources(self) -> list[str]:
         """Return a text for each source of a query, which names the topics that it reads."""
         pinned = f", pinned among {', '.join(self.queries)}" if self.queries else ""
         return [
@@ -292,7 +292,7 @@ def check_sink(declared: DeclaredQuery, built: BuiltQuery) -> None:
         )
 
 
-def check_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
+def check_runs_without_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
     """Check that a query needs no checkpoint folder that outlives its driver, for a region without one.
 
     Raises:
@@ -312,7 +312,7 @@ def check_folder(declared: DeclaredQuery, built: BuiltQuery) -> None:
         )
 
 
-def check_state(declared: DeclaredQuery, built: BuiltQuery) -> bool:
+def check_can_share_group(declared: DeclaredQuery, built: BuiltQuery) -> bool:
     """Return whether other queries may be members of the query's group: it has no state, or `state` says how to share.
 
     State does not move with partitions.

@@ -46,7 +46,7 @@ RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", 
 """Reasons to keep batches from beginning."""
 
 
-class MemberQuery(Protocol):
+class QueryForMembers(Protocol):
     """An interface: the methods of a query (`RegionQuery`) that its members call, from any thread."""
 
     def begin(self, member: int, epoch: int, state: bytes | None) -> None:
@@ -82,7 +82,7 @@ class MemberQuery(Protocol):
         """Record that a member of the query has ended, perhaps by an error."""
 
 
-class QueryThread(MemberThread):
+class SourceMemberThread(MemberThread):
     """The thread of one source's member of the region: it runs in the application, and joins the source's group."""
 
     def __init__(
@@ -91,7 +91,7 @@ class QueryThread(MemberThread):
         consumer: Consumer,
         publishers: Sequence[SinkPublisher],
         config: MemberConfig,
-        query: MemberQuery,
+        query: QueryForMembers,
         number: int,
     ) -> None:
         """Set up the thread of source `number` of the query; `start` starts it."""
@@ -311,7 +311,7 @@ class QueryThread(MemberThread):
         gone = self.assignments.handed().keys() - partitions
         if gone:
             self.assignments.remove_revoked(gone)
-        self.assignments.in_generation(self.machine.identity.generation)
+        self.assignments.set_group_generation(self.machine.identity.generation)
 
     def _sought(self, position: Position, partition: TopicPartition) -> None:
         self.assignments.assign_partition(position)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.source_sessions import Handed, HandedPart, Idle, LostRecords
+from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, Idle, LostRecords
 
 
 class SourceAssignments:
@@ -35,7 +35,7 @@ class SourceAssignments:
         """
         self._begun, self._done, self.lost = begun, done, lost
         self._changed = threading.Condition()
-        self._parts: dict[TopicPartition, HandedPart] = {}
+        self._parts: dict[TopicPartition, AssignmentReplyPart] = {}
         self._kept: set[TopicPartition] = set()  # being revoked: no new batch reads them
         self._holds = {"not started": False}  # by reason; whether Spark's trigger must wait until it ends
         self._version = self._assigned_count = self._run = 0
@@ -45,24 +45,24 @@ class SourceAssignments:
 
     # -- the source's thread
 
-    def wait_partitions(self, wait_ms: int, run: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, run: int, idle: Idle | None = None) -> AssignmentReply | None:
         """Return the partitions that a source may read now; None if no batch may begin, or the run is over.
 
         If batches are paused, wait at most `wait_ms`. A source that found nothing to read (`idle`) first waits for
         `idle.ms`, unless the assignment changes.
         """
 
-        def is_news() -> bool:
+        def has_assignment_news() -> bool:
             return idle is None or bool(self._holds) or (idle.version, run) != (self._version, self._run)
 
         with self._changed:
             if idle is not None:
-                self._changed.wait_for(is_news, idle.ms / 1000)
+                self._changed.wait_for(has_assignment_news, idle.ms / 1000)
             self._changed.wait_for(lambda: not self._holds or self._run != run, wait_ms / 1000)
             if self._holds or self._run != run:
                 return None
             parts = tuple(part for partition, part in sorted(self._parts.items()) if partition not in self._kept)
-            return Handed(self._version, self._epoch, self._generation, parts)
+            return AssignmentReply(self._version, self._epoch, self._generation, parts)
 
     def keeps_trigger_waiting(self) -> bool:
         """Return whether `latestOffset` must keep waiting, because "no new data" would end Spark's trigger."""
@@ -111,7 +111,7 @@ class SourceAssignments:
             self._changes()
             return RunSession(self, self._run)
 
-    def in_generation(self, generation: int) -> None:
+    def set_group_generation(self, generation: int) -> None:
         """Set the group's generation, which sources report in the query's progress."""
         with self._changed:
             self._generation = generation
@@ -120,7 +120,7 @@ class SourceAssignments:
         """Assign a partition from an offset on, with an assignment number that it never had."""
         with self._changed:
             self._assigned_count += 1
-            self._parts[TopicPartition(position.topic, position.partition)] = HandedPart(
+            self._parts[TopicPartition(position.topic, position.partition)] = AssignmentReplyPart(
                 position.topic, position.topic_id, position.partition, position.offset, self._assigned_count
             )
             self._changes()
@@ -175,7 +175,7 @@ class SourceAssignments:
         with self._changed:
             return self._has_read
 
-    def handed(self) -> dict[TopicPartition, HandedPart]:
+    def handed(self) -> dict[TopicPartition, AssignmentReplyPart]:
         """Return all assigned partitions, including those being revoked."""
         with self._changed:
             return dict(self._parts)
@@ -192,7 +192,7 @@ class RunSession:
     assignments: SourceAssignments
     run: int
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> Handed | None:
+    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
         return self.assignments.wait_partitions(wait_ms, self.run, idle)
 
     def keeps_trigger_waiting(self) -> bool:

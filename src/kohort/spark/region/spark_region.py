@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
-from kohort.assignors.claims import believed_claims
+from kohort.assignors.claims import settled_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import Servers
@@ -39,13 +39,13 @@ from kohort.spark.region.query_spec import (
     DeclaredQuery,
     QuerySettings,
     Source,
-    check_folder,
+    check_can_share_group,
+    check_runs_without_folder,
     check_sink,
-    check_state,
     declare,
 )
 from kohort.spark.region.query_state import SavedQuery, refuse_other
-from kohort.spark.region.query_thread import CLOSING, QueryThread
+from kohort.spark.region.query_thread import CLOSING, SourceMemberThread
 from kohort.spark.region.staging import QueryOutput
 from kohort.spark.source.catalog import TopicCatalog
 
@@ -96,7 +96,7 @@ class PinnedAssignor(Stateless):
             InvalidInputError: the members do not agree on the queries.
         """
         named = self._by_query(members)
-        held = {partition: member for member, parts in believed_claims(members, topics).items() for partition in parts}
+        held = {partition: member for member, parts in settled_claims(members, topics).items() for partition in parts}
         result: Assignment = {member: [] for member in sorted(members)}
         for topic, info in sorted(topics.items()):
             for number in range(info.partitions):
@@ -202,7 +202,7 @@ def current_end_offsets(queries: Iterable[DeclaredQuery]) -> Ends:
     return ends
 
 
-def caught_up(seen: RegionSeen, ends: Ends) -> bool:
+def has_published_up_to(seen: RegionSeen, ends: Ends) -> bool:
     """Return whether everything up to these offsets is in region checkpoints, and all sinks have published these."""
     at = {(end.group, end.topic, end.partition): end.offset for end in seen.positions}
     return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in ends.items())
@@ -371,12 +371,12 @@ class SparkRegion:
         """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
         built = check_query(
-            self._spark, declared.build, raw, declared.mode, declared.source_texts(), declared.undecoded
+            self._spark, declared.build, raw, declared.mode, declared.describe_sources(), declared.undecoded
         )
         check_sink(declared, built)
         if self._folder is None:
-            check_folder(declared, built)
-        return built, check_state(declared, built)
+            check_runs_without_folder(declared, built)
+        return built, check_can_share_group(declared, built)
 
     def _admit(self, declared: DeclaredQuery, built: BuiltQuery, shares: bool) -> StartedQuery:
         region_id, sink, letters = UUID(int=0), declared.into, declared.letters
@@ -389,11 +389,11 @@ class SparkRegion:
             sink, letters = into or sink, aside or letters
         state = self._region.state_of(declared.name)
         if state is not None:
-            now = SavedQuery(-1, None, built.output, built.operators, built.sources, built.keeps_checkpoint)
+            now = SavedQuery(-1, None, built.output, built.operators, built.sources, built.needs_last_checkpoint)
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
         started, folder = StartedQuery(bool(built.outside)), f"{self._checkpoints()}/{declared.name}"
-        how = behaviour(declared, shares=shares, keeps=built.keeps_checkpoint)
+        how = behaviour(declared, shares=shares, keeps=built.needs_last_checkpoint)
         started.query = RegionQuery(
             declared.name,
             built,
@@ -435,14 +435,14 @@ class SparkRegion:
 
     def _member(
         self, declared: DeclaredQuery, number: int, places: Sequence[Sink], machine: MemberMachine, query: RegionQuery
-    ) -> QueryThread:
+    ) -> SourceMemberThread:
         options = declared.sources[number][1]
         publishers = [SinkPublisher(place, machine.name) for place in places]
         config = MemberConfig(
             options.subscribe or (), options.pattern_text(), declared.start, options.fail_on_data_loss
         )
         consumer = self._region.create_group_consumer(machine.name, _settings(declared, options))
-        return QueryThread(machine, consumer, publishers, config, query, number)
+        return SourceMemberThread(machine, consumer, publishers, config, query, number)
 
     def _record_running(self, started: StartedQuery) -> None:
         assert started.query is not None
@@ -522,13 +522,13 @@ class SparkRegion:
         return current_end_offsets(self._declared.values())
 
     def _has_nothing_to_do(self, ready: Sequence[StartedQuery], targets: Ends) -> bool:
-        return not any(started.reads_outside_region for started in ready) and caught_up(
+        return not any(started.reads_outside_region for started in ready) and has_published_up_to(
             self._region.describe(), targets
         )
 
     def _has_caught_up(self, targets: Ends) -> bool:
         try:
-            return caught_up(self._region.describe(), targets)
+            return has_published_up_to(self._region.describe(), targets)
         except TimedOutError as error:
             log.info(
                 "[region %s] the control plane does not answer, retrying to see whether all is read: %s",
@@ -608,7 +608,7 @@ class StartedQuery:
 
     def __init__(self, reads_outside_region: bool) -> None:
         self.reads_outside_region = reads_outside_region
-        self.members: list[QueryThread] = []
+        self.members: list[SourceMemberThread] = []
         self.query: RegionQuery | None = None
 
     def leave(self) -> None:
@@ -650,7 +650,7 @@ def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBe
 
     Args:
         declared: the query.
-        shares: whether other queries may be members of its group (`check_state`).
+        shares: whether other queries may be members of its group (`check_can_share_group`).
         keeps: whether the region keeps the query's state and groups for it while it does not run.
     """
     sources = len(declared.sources)

@@ -21,7 +21,7 @@ from kohort.errors import CorruptDataError
 from kohort.region.consuming.staging import UNIT_BYTES, sink_retry_wait
 from kohort.region.sinks import Sink, check_rows
 from kohort.region.sinks.availability import AWAY, is_away
-from kohort.region.sinks.dead_letters import letters_of, letters_of_records, split_refused
+from kohort.region.sinks.dead_letters import make_dead_letters, make_undecoded_dead_letters, split_refused_rows
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.spark.region.query_factory import LETTER
 
@@ -89,13 +89,13 @@ class StagingTask:
         table, output = pa.Table.from_batches(batches), self.output
         undecoded = None
         if LETTER in table.column_names:
-            undecoded = letters_of_records(table.column(LETTER), self.member)
+            undecoded = make_undecoded_dead_letters(table.column(LETTER), self.member)
             table = table.filter(table.column(LETTER).is_null()).drop_columns([LETTER])
         table, letters = table.cast(self.schema), [] if undecoded is None else [undecoded]
         if output.divides:
-            good, reasons = split_refused(output.sink, table)
+            good, reasons = split_refused_rows(output.sink, table)
             if reasons:
-                letters.append(letters_of(table, reasons, self.member))
+                letters.append(make_dead_letters(table, reasons, self.member))
             table = good
         yield _key_row(self._put(output.sink, units, table), 0)
         bad = pa.concat_tables(letters) if letters else None
@@ -187,13 +187,13 @@ class StagedBatches:
             return 0 if last is None else max(0, last - self._after)
 
 
-def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
+def make_batch_stager(task: StagingTask) -> Callable[[DataFrame], Staged]:
     """Return a function that stages the rows of a micro-batch by one Spark job, and returns the staged keys.
 
     The keys are those of the task attempts whose results Spark accepted.
     """
 
-    def in_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def stage_in_worker(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
@@ -201,7 +201,7 @@ def stage_batch(task: StagingTask) -> Callable[[DataFrame], Staged]:
         return task.keys_of(batches, context.taskAttemptId())
 
     def stage_rows(rows: DataFrame) -> Staged:
-        keys = [(_key(row.key), row.letters) for row in rows.mapInArrow(in_worker, KEYS).collect()]
+        keys = [(_key(row.key), row.letters) for row in rows.mapInArrow(stage_in_worker, KEYS).collect()]
         return Staged(
             tuple(key for key, letters in keys if not letters),
             tuple(key for key, letters in keys if letters),

@@ -124,19 +124,19 @@ class BatchOffset:
             found.get("from") == "kafka",
         )
 
-    def with_spans(self, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
+    def with_ranges(self, spans: Mapping[TopicPartition, OffsetRange]) -> BatchOffset:
         """Return a copy of the batch with other offsets."""
         return replace(self, spans=spans)
 
     def ends(self) -> dict[TopicPartition, int]:
         return {tp: span.end for tp, span in self.spans.items()}
 
-    def reached(self) -> dict[TopicPartition, Reached]:
-        return {tp: Reached(span.start, span.end, self.batch) for tp, span in self.spans.items()}
+    def reached(self) -> dict[TopicPartition, CheckpointPosition]:
+        return {tp: CheckpointPosition(span.start, span.end, self.batch) for tp, span in self.spans.items()}
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class CommitStamp:
     """A commit's metadata: the query and batch that made it, and the topic that the offset belongs to.
 
     Attributes:
@@ -154,7 +154,7 @@ class Stamp:
         return json.dumps({"query": self.query, "batch": self.batch} | of, separators=(",", ":"))
 
     @classmethod
-    def from_metadata(cls, text: str | None) -> Stamp | None:
+    def from_metadata(cls, text: str | None) -> CommitStamp | None:
         """Decode a commit's metadata; return None if another client made the commit."""
         try:
             found = json.loads(text) if text else None
@@ -174,11 +174,11 @@ class Committed:
     """
 
     offset: int
-    stamp: Stamp | None = None
+    stamp: CommitStamp | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class CheckpointPosition:
     """The position of one partition in a query's checkpoint: `offset`, after the range that began at `start`.
 
     `batch` is the number of the batch that the checkpoint's offset belongs to.
@@ -189,7 +189,7 @@ class Reached:
     batch: int
 
 
-def resume_at(query: str, committed: Committed | None, reached: Reached | None) -> int | None:
+def choose_start_offset(query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
     """Return the start offset of a newly assigned partition, from the group or the checkpoint; None: neither has one.
 
     The group's offset is used, unless the checkpoint's is higher and two conditions hold. First, this query itself

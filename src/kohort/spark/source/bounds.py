@@ -27,7 +27,7 @@ class ReadBound:
     number: int = 0
     strategy: str = "latest"
 
-    def is_chosen(self, partition: TopicPartition) -> bool:
+    def is_explicit_for(self, partition: TopicPartition) -> bool:
         """Return whether the user gave a partition a number: an offset or a time, and not a word such as `latest`.
 
         Only numbers of the two bounds can contradict each other.
@@ -39,7 +39,7 @@ class ReadBound:
         return side + {"time": "Timestamp", "times": "OffsetsByTimestamp"}.get(self.kind, "Offsets")
 
 
-def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicPartition]) -> None:
+def refuse_partitions_not_read(option: str, bound: ReadBound, partitions: Collection[TopicPartition]) -> None:
     """Refuse offsets by partition that name partitions outside the read, as Spark's Kafka source does.
 
     Args:
@@ -59,7 +59,7 @@ def refuse_not_read(option: str, bound: ReadBound, partitions: Collection[TopicP
         )
 
 
-def check_forms(options: SourceOptions) -> None:
+def check_bound_options(options: SourceOptions) -> None:
     """Check the syntax of all options that give starting or ending offsets or timestamps.
 
     Raises:

@@ -14,16 +14,16 @@ from kohort.errors import InvalidInputError, NotFoundError, OffsetError
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 from kohort.settings.config import did_you_mean
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
-from kohort.spark.source.batch_offset import Stamp
+from kohort.spark.source.batch_offset import CommitStamp
 from kohort.spark.source.bounds import ReadBound
-from kohort.spark.topic_pattern import as_glob, topic_pattern
+from kohort.spark.topic_pattern import glob_hint, topic_pattern
 
 # -- The choice of `failOnDataLoss`: an error or a warning
 
 log = logging.getLogger("kohort.spark")
 
 
-def report_loss(text: str, remedy: str, *, strict: bool) -> None:
+def report_lost_records(text: str, remedy: str, *, strict: bool) -> None:
     """Raise an error because records are or may be lost; with failOnDataLoss=false, log a warning instead.
 
     Args:
@@ -149,7 +149,8 @@ class TopicCatalog:
         options = self._options
         text = f"no topic at {options.bootstrap_servers} matches subscribePattern={options.subscribe_pattern}"
         meaning = (
-            as_glob(str(options.subscribe_pattern)) or "it is a regular expression of Java's, found anywhere in a name"
+            glob_hint(str(options.subscribe_pattern))
+            or "it is a regular expression of Java's, found anywhere in a name"
         )
         if not self._streaming:
             raise NotFoundError(f"{text}: {meaning}")
@@ -165,7 +166,7 @@ class TopicCatalog:
         """Return the end offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "latest"))
 
-    def confirmed_ends(
+    def confirm_end_offsets(
         self, positions: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return end offsets, after looking up again those that lie before the position of the query.
@@ -225,7 +226,9 @@ class TopicCatalog:
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the group's committed offsets, without joining it; for partitions that have none, `without_commit`.
+        """Return the group's committed offsets, without joining it.
+
+        Partitions that have none begin as `starts_without_commit` says.
 
         Raises:
             OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.
@@ -236,7 +239,7 @@ class TopicCatalog:
         with Consumer(options.bootstrap_servers, group_id=options.group_id, **client_settings(options)) as consumer:
             found = consumer.committed(partitions)
         known = {tp: commit.offset for tp, commit in found.items() if commit is not None}
-        stamps = {tp: Stamp.from_metadata(commit.metadata) for tp, commit in found.items() if commit is not None}
+        stamps = {tp: CommitStamp.from_metadata(commit.metadata) for tp, commit in found.items() if commit is not None}
         of = {tp: stamp.topic for tp, stamp in stamps.items() if stamp is not None and stamp.topic is not None}
         now = self.present({tp.topic for tp in of}).ids if of else {}
         earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
@@ -244,11 +247,11 @@ class TopicCatalog:
             text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
             text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
             text += "group's offsets were copied: then set them anew there)"
-            report_loss(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
-        without = self.without_commit(tp for tp in partitions if tp not in known)
+            report_lost_records(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
+        without = self.starts_without_commit(tp for tp in partitions if tp not in known)
         return known | self.beginnings(earlier) | without
 
-    def without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def starts_without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the start offsets of partitions without a committed offset, according to `kafka.auto.offset.reset`.
 
         Raises:

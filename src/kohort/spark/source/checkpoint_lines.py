@@ -21,7 +21,7 @@ _NAMED: Final = re.compile(r'^([^{"\s:]+):(.*)$', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class SourceLine:
+class OffsetLogLine:
     """The line of one source in a batch.
 
     Attributes:
@@ -53,7 +53,7 @@ class OffsetLogFile:
     """
 
     head: str
-    sources: tuple[SourceLine, ...]
+    sources: tuple[OffsetLogLine, ...]
 
     @classmethod
     def parse(cls, path: str, raw: bytes) -> OffsetLogFile:
@@ -76,7 +76,7 @@ class OffsetLogFile:
         for number, line in enumerate(line for line in lines if line.strip()):
             named = _NAMED.match(line) if version.strip() == "v2" else None
             name, prefix, text = (str(number), "", line) if named is None else (named[1], f"{named[1]}:", named[2])
-            sources.append(SourceLine(name, prefix, text))
+            sources.append(OffsetLogLine(name, prefix, text))
         return cls(f"{version}\n{metadata}\n", tuple(sources))
 
     def kafka_sources(self) -> Iterator[tuple[str, Any]]:

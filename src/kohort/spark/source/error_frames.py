@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def reason_first(method: Callable[P, T]) -> Callable[P, T]:
+def show_reason_first(method: Callable[P, T]) -> Callable[P, T]:
     """Decorate a method that Spark calls, so that its KafkaErrors show their reason without inner stack frames."""
 
     @functools.wraps(method)
@@ -30,8 +30,8 @@ def reason_first(method: Callable[P, T]) -> Callable[P, T]:
     return call_with_plain_errors
 
 
-def reason_first_each(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
-    """Decorate a method that returns an iterator, as `reason_first` does; the iterator's steps may raise too."""
+def show_reason_first_each(method: Callable[P, Iterator[T]]) -> Callable[P, Iterator[T]]:
+    """Decorate a method that returns an iterator, as `show_reason_first` does; the iterator's steps may raise too."""
 
     @functools.wraps(method)
     def call_with_plain_errors(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:

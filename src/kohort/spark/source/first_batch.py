@@ -17,7 +17,7 @@ from kohort.errors import InvalidInputError, KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.driver_channel import Message
 from kohort.spark.source.checkpoint_lines import OffsetLogFile
-from kohort.spark.source.kafka_offsets import kafka_offset, positions_of, read_initial
+from kohort.spark.source.kafka_offsets import format_kafka_offset, parse_initial_offsets, parse_kafka_offset
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,7 +34,7 @@ BY_HAND = (
 )
 
 
-def ask_driver_for_start(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
+def ask_first_batch_start(receiver: SinkDoneReceiver | None, end: Mapping[str, Any]) -> dict[TopicPartition, int]:
     """Ask the driver program where the batch that ends at `end` starts.
 
     Raises:
@@ -49,15 +49,15 @@ def ask_driver_for_start(receiver: SinkDoneReceiver | None, end: Mapping[str, An
     found = answer.get("start")
     if not isinstance(found, dict):
         raise InvalidInputError(BY_HAND.format(why=str(answer.get("why"))))
-    return positions_of(found)
+    return parse_kafka_offset(found)
 
 
-def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
+def answer_first_batch_start(sessions: list[SparkSession], message: Message) -> Message:
     """Find the running query whose first batch has this end, and return where the batch starts.
 
     Args:
         sessions: the sessions whose queries are searched.
-        message: a request of `ask_driver_for_start`.
+        message: a request of `ask_first_batch_start`.
     """
     found = []
     for session in sessions:
@@ -75,7 +75,7 @@ def answer_initial(sessions: list[SparkSession], message: Message) -> Message:
         return {"why": "no source of this application has such a batch"}
     if any(start != found[0] for start in found):
         return {"why": "several sources of this application have such a batch"}
-    return {"start": kafka_offset(found[0])}
+    return {"start": format_kafka_offset(found[0])}
 
 
 def _checkpoints(session: SparkSession) -> Iterator[str]:
@@ -90,7 +90,7 @@ def _first_batches(session: SparkSession, root: str) -> Iterator[tuple[Any, dict
     for name, end in () if raw is None else OffsetLogFile.parse(f"offsets/{last}", raw).kafka_sources():
         initial = _read_checkpoint_file(session, f"{root}/sources/{name}/0")
         if initial is not None:
-            yield end, read_initial(initial)
+            yield end, parse_initial_offsets(initial)
 
 
 def _path_and_system(session: SparkSession, name: str) -> tuple[Any, Any]:

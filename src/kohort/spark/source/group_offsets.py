@@ -10,10 +10,22 @@ from dataclasses import replace
 from kohort.errors import CommitFailedError, InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
-from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange, Reached, resume_at
-from kohort.spark.source.bounds import ReadBound, refuse_not_read, starting_bound
-from kohort.spark.source.catalog import TopicCatalog, report_loss
-from kohort.spark.source.membership import CommitSource, InGroup, OffsetKeeper, SourceMembership, partitions_lost
+from kohort.spark.source.batch_offset import (
+    BatchOffset,
+    CheckpointPosition,
+    Committed,
+    OffsetRange,
+    choose_start_offset,
+)
+from kohort.spark.source.bounds import ReadBound, refuse_partitions_not_read, starting_bound
+from kohort.spark.source.catalog import TopicCatalog, report_lost_records
+from kohort.spark.source.membership import (
+    CommitOrigin,
+    GroupParticipation,
+    NonMemberClient,
+    SourceMembership,
+    partitions_lost_text,
+)
 from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
@@ -27,7 +39,7 @@ from kohort.spark.topic_pattern import INTERNAL_TOPICS, topic_pattern
 log = logging.getLogger("kohort.spark")
 
 
-def moved_group(options: SourceOptions, before: BatchOffset) -> bool:
+def has_changed_group(options: SourceOptions, before: BatchOffset) -> bool:
     """Return whether the query's `group.id` differs from the one in its checkpoint; no group differs from any.
 
     False if the checkpoint is old and does not name its group.
@@ -50,9 +62,9 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
     last = start if planned is None else planned
     if last.from_kafka_source:
         return _take_over_from_kafka_source(options, start, last)
-    for text in changed_option_texts(options, last):
+    for text in changed_option_warnings(options, last):
         log.warning("the options of the query differ from those of its checkpoint: %s", text)
-    if not moved_group(options, last):
+    if not has_changed_group(options, last):
         return {}
     again = {} if planned is None else {tp: span.start for tp, span in planned.spans.items()}
     return start.ends() | again
@@ -94,7 +106,7 @@ def chosen_topics_text(options: SourceOptions) -> str:
     return f"subscribe={','.join(options.subscribe or ())}"
 
 
-def changed_option_texts(options: SourceOptions, before: BatchOffset) -> list[str]:
+def changed_option_warnings(options: SourceOptions, before: BatchOffset) -> list[str]:
     """Return a warning for each option that differs from those with which a checkpoint was written.
 
     Args:
@@ -102,7 +114,7 @@ def changed_option_texts(options: SourceOptions, before: BatchOffset) -> list[st
         before: its last offset.
     """
     warnings = []
-    if moved_group(options, before):
+    if has_changed_group(options, before):
         was = f"in the group {before.group}" if before.group else "in no group"
         now = f"in the group {options.group_id}" if options.group_id else "in no group"
         warnings.append(
@@ -135,7 +147,7 @@ def chooses_topic(options: SourceOptions, topic: str) -> bool:
     return topic in (options.subscribe or ())
 
 
-def refuse_passing_over(
+def refuse_skipping_records(
     options: SourceOptions,
     query: str,
     checkpoint: Mapping[TopicPartition, int],
@@ -172,7 +184,7 @@ def refuse_passing_over(
 # -- Starting offsets, and their check against the log
 
 
-def first_positions(
+def start_offsets_without_commit(
     partitions: Iterable[TopicPartition],
     catalog: TopicCatalog,
     bound: ReadBound,
@@ -199,8 +211,10 @@ def first_positions(
     found = catalog.beginnings(new) if new else {}
     if not first:
         return found
-    refuse_not_read("startingOffsets", bound, there)
-    return found | (catalog.resolve(bound, first) if bound.kind != "committed" else catalog.without_commit(first))
+    refuse_partitions_not_read("startingOffsets", bound, there)
+    return found | (
+        catalog.resolve(bound, first) if bound.kind != "committed" else catalog.starts_without_commit(first)
+    )
 
 
 def ignored_start_note(options: SourceOptions, found: Mapping[TopicPartition, Committed | None]) -> str | None:
@@ -247,7 +261,7 @@ def _start_option(options: SourceOptions) -> str:
     return "startingOffsets" if start.lstrip().startswith("{") else f"startingOffsets={start}"
 
 
-def starts_in_log(
+def check_starts_in_log(
     first: Mapping[TopicPartition, int],
     beginnings: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
@@ -269,7 +283,7 @@ def starts_in_log(
         InvalidInputError: the options ask for an offset beyond the end, and lost records are an error.
     """
     if not options.fail_on_data_loss:
-        ends = {**ends, **catalog.confirmed_ends(first, {tp: ends[tp] for tp in first})}
+        ends = {**ends, **catalog.confirm_end_offsets(first, {tp: ends[tp] for tp in first})}
     starts = dict(first)
     for tp, at in first.items():
         if at <= ends[tp]:
@@ -278,11 +292,11 @@ def starts_in_log(
         if options.fail_on_data_loss:
             raise InvalidInputError(f"{text}; failOnDataLoss=false starts at its end")
         starts[tp] = ends[tp]
-        report_loss(text, f"starts at {ends[tp]}", strict=False)
+        report_lost_records(text, f"starts at {ends[tp]}", strict=False)
     return starts
 
 
-def moved_into_logs(
+def move_positions_into_logs(
     positions: Mapping[TopicPartition, int],
     beginnings: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
@@ -308,7 +322,7 @@ def moved_into_logs(
         OffsetError: records are lost, and failOnDataLoss ends the query.
     """
     settled = dict(positions)
-    ends = catalog.confirmed_ends(positions, ends)
+    ends = catalog.confirm_end_offsets(positions, ends)
     for tp, at in positions.items():
         if tp not in ends or beginnings.get(tp, 0) <= at <= ends[tp]:
             continue
@@ -319,7 +333,7 @@ def moved_into_logs(
         if options.group_id is not None:
             text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
         settled[tp] = ends[tp] if at > ends[tp] and tp.topic in same else first
-        report_loss(text, f"goes on at {settled[tp]}", strict=options.fail_on_data_loss)
+        report_lost_records(text, f"goes on at {settled[tp]}", strict=options.fail_on_data_loss)
     return settled
 
 
@@ -346,11 +360,11 @@ class GroupOffsets:
         """
         self._options, self._catalog, self._heard = options, catalog, heard
         self._bound = starting_bound(options, streaming=True)
-        self._group: InGroup | None = None
+        self._group: GroupParticipation | None = None
         self._query = ""
         self._taken: AssignedPartitions | None = None  # the partitions whose starts are known
         self._void: set[str] = set()  # re-created topics, whose positions no longer count
-        self._done: dict[TopicPartition, Reached] = {}  # offsets that this query has completed itself
+        self._done: dict[TopicPartition, CheckpointPosition] = {}  # offsets that this query has completed itself
         self._found: Mapping[TopicPartition, Committed | None] = {}
         self._topics = TopicIds(catalog, strict=options.fail_on_data_loss)
         self._brought: dict[TopicPartition, int] = {}  # the checkpoint's positions, from another group or source
@@ -400,7 +414,7 @@ class GroupOffsets:
                 return None
             self._taken, known = held, found
             self._void.clear()
-        return replace(held, starts=known, ids=self._topics.ids_of(held.partitions))
+        return replace(held, starts=known, ids=self._topics.topic_ids_of(held.partitions))
 
     def _assigned(self) -> AssignedPartitions:
         if self._options.group_id is None:
@@ -409,10 +423,10 @@ class GroupOffsets:
             self._group = self._join()
         return self._group.wait_partitions()
 
-    def _join(self) -> InGroup:
+    def _join(self) -> GroupParticipation:
         self._look()  # a missing topic is an error before joining
         if self._options.assign is not None:
-            return OffsetKeeper(self._options)
+            return NonMemberClient(self._options)
         return SourceMembership(self._options, self._heard)
 
     def _all_partitions(self) -> tuple[TopicPartition, ...]:
@@ -456,11 +470,11 @@ class GroupOffsets:
         """
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
-        self._found = self._topics.drop_recreated(group.committed(looked)) if group is not None else {}
+        self._found = self._topics.drop_recreated_offsets(group.committed(looked)) if group is not None else {}
         otherwise = (
             "leave group.id out" if self._from_kafka_source else "name the group that the checkpoint was written in"
         )
-        refuse_passing_over(self._options, self._query, self._brought, self._found, otherwise=otherwise)
+        refuse_skipping_records(self._options, self._query, self._brought, self._found, otherwise=otherwise)
         if not self._restarted and not self._noted:
             self._log_ignored_start(held)
         positions: dict[TopicPartition, int] = {}
@@ -470,18 +484,18 @@ class GroupOffsets:
             if at is None and self._from_kafka_source:
                 at = self._brought.get(tp)
             if at is None:
-                at = resume_at(self._query, self._found.get(tp), self._done.get(tp))
+                at = choose_start_offset(self._query, self._found.get(tp), self._done.get(tp))
             if at is None:
                 unknown.append(tp)
             else:
                 positions[tp] = at
         there = () if self._restarted else self._there or ()
-        first = first_positions(unknown, self._catalog, self._bound, again=self._topics.again, there=there)
+        first = start_offsets_without_commit(unknown, self._catalog, self._bound, again=self._topics.again, there=there)
         beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return None  # a topic was deleted meanwhile
-        first = starts_in_log(first, beginnings, ends, self._catalog, self._options)
-        positions = moved_into_logs(
+        first = check_starts_in_log(first, beginnings, ends, self._catalog, self._options)
+        positions = move_positions_into_logs(
             positions | first, beginnings, ends, self._catalog, self._options, same=self._topics.certain
         )
         if not self._claim(held, positions | self._positions_of_others(held), batch):
@@ -524,12 +538,12 @@ class GroupOffsets:
         claims = {tp: at for tp, at in positions.items() if every or not self._claimed(tp, at)}
         left = {tp: at for tp, at in claims.items() if self._is_left(tp)}
         rest = {tp: at for tp, at in claims.items() if tp not in left}
-        ids = self._topics.ids_of(positions)
+        ids = self._topics.topic_ids_of(positions)
         try:
             if left and self._repeated is not None:
-                self._group.commit(left, CommitSource(self._query, self._repeated.batch, held.generation, ids))
+                self._group.commit(left, CommitOrigin(self._query, self._repeated.batch, held.generation, ids))
             if rest or not left:
-                self._group.commit(rest, CommitSource(self._query, batch, held.generation, ids))
+                self._group.commit(rest, CommitOrigin(self._query, batch, held.generation, ids))
         except (CommitFailedError, NotFoundError):
             return False
         return True
@@ -556,7 +570,7 @@ class GroupOffsets:
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """Return the positions `at`, with those outside their partition's log moved into it (`moved_into_logs`).
+        """Return the positions `at`, with those outside their partition's log moved into it.
 
         The first offsets are looked up only for a query that skips lost records and limits its batches. It could
         otherwise plan batch after batch of records that retention has removed. For other queries the tasks notice that.
@@ -570,9 +584,9 @@ class GroupOffsets:
         behind = [tp for tp, position in at.items() if position < ends.get(tp, 0)]
         looks = is_bounded and not options.fail_on_data_loss and behind
         beginnings = self._catalog.beginnings(behind) if looks else {}
-        return moved_into_logs(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
+        return move_positions_into_logs(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
 
-    def keeps_start(self) -> bool:
+    def needs_start_in_checkpoint(self) -> bool:
         """Return whether only the checkpoint stores where a new query starts, so that an empty batch has to save it.
 
         True without a group, or if there is no partition yet to commit. False for `earliest`, which needs no storage.
@@ -583,13 +597,13 @@ class GroupOffsets:
         """Return whether the assignment is still valid; False if the group has rebalanced since, or is about to."""
         return self._group is None or self._group.is_current(held)
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
             expected: all partitions that a complete assignment of the group must contain.
         """
-        return self._group is None or self._group.is_settled(expected)
+        return self._group is None or self._group.owns_whole_assignment(expected)
 
     def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released.
@@ -600,9 +614,9 @@ class GroupOffsets:
         self._begun = batch if begun else self._begun
         return begun
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
-        return self._group is None or self._group.begin_reading()
+        return self._group is None or self._group.record_tasks_requested()
 
     def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a completed batch, then release revoked partitions."""
@@ -620,12 +634,12 @@ class GroupOffsets:
             return
         self._group.end_batch()
 
-    def _commit(self, group: InGroup, batch: BatchOffset, timeout_ms: float | None = None) -> None:
+    def _commit(self, group: GroupParticipation, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch's ends without partitions that were deleted meanwhile, which the next check reports."""
         ends = batch.ends()
         while ends:
             try:
-                group.commit(ends, CommitSource(batch.query, batch.batch, batch.generation, batch.ids), timeout_ms)
+                group.commit(ends, CommitOrigin(batch.query, batch.batch, batch.generation, batch.ids), timeout_ms)
                 return
             except NotFoundError:
                 now = self._catalog.present({tp.topic for tp in ends})
@@ -639,7 +653,7 @@ class GroupOffsets:
                 ends = there
 
     def _lost(self, batch: BatchOffset, error: CommitFailedError) -> None:
-        text = partitions_lost(batch.batch, error)
+        text = partitions_lost_text(batch.batch, error)
         if self._options.on_revocation_timeout == "fail":
             raise CommitFailedError(f"{text}; onRevocationTimeout=release goes on instead", error.code) from error
         log.warning(
@@ -661,7 +675,7 @@ class GroupOffsets:
             del self._done[tp]  # the previous batch ended in the deleted topic
         if self._options.group_id is None:
             self._present(AssignedPartitions(tuple(planned.spans)))
-            readable = planned.with_spans(self._readable(planned))
+            readable = planned.with_ranges(self._readable(planned))
             return Replay(readable, readable)
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
         self._repeated = planned
@@ -675,7 +689,7 @@ class GroupOffsets:
             for tp, span in kept.items()
             if tp in held.partitions and span.start <= at[tp] <= span.end  # otherwise the group's offset was set
         }
-        ids = self._topics.ids_of(kept)
+        ids = self._topics.topic_ids_of(kept)
         released = sorted(set(readable.spans) - set(kept))
         if released:
             log.warning(
@@ -706,9 +720,13 @@ class GroupOffsets:
         while True:
             held = self.wait_assigned(start, at)
             at = held.starts
-            readable = planned.with_spans(self._readable(planned))
+            readable = planned.with_ranges(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
-            if self._mark_left(readable, kept, held) and self.begin_batch(held, planned.batch) and self.begin_reading():
+            if (
+                self._mark_left(readable, kept, held)
+                and self.begin_batch(held, planned.batch)
+                and self.record_tasks_requested()
+            ):
                 return held, readable, kept
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
@@ -720,7 +738,9 @@ class GroupOffsets:
                 del spans[tp]  # deleted meanwhile; the next check reports it
             elif span.end > ends[tp]:
                 text = f"{tp} ends at offset {ends[tp]}, the batch to be read again goes on to {span.end}"
-                report_loss(f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss)
+                report_lost_records(
+                    f"{text}: records are gone", "leaves them out", strict=self._options.fail_on_data_loss
+                )
                 del spans[tp]
         return spans
 
@@ -741,7 +761,7 @@ class GroupOffsets:
         if group is None:
             return True
         left: dict[TopicPartition, int] = {}
-        for tp, found in self._topics.drop_recreated(
+        for tp, found in self._topics.drop_recreated_offsets(
             group.committed([tp for tp in planned.spans if tp not in kept])
         ).items():
             stamp = found.stamp if found is not None else None
@@ -751,7 +771,9 @@ class GroupOffsets:
                 left[tp] = found.offset
         try:
             if left:
-                group.commit(left, CommitSource(self._query, planned.batch, held.generation, self._topics.ids_of(left)))
+                group.commit(
+                    left, CommitOrigin(self._query, planned.batch, held.generation, self._topics.topic_ids_of(left))
+                )
         except (CommitFailedError, NotFoundError):
             return False
         return True

@@ -42,7 +42,7 @@ def is_kafka_offset(found: object) -> bool:
     )
 
 
-def positions_of(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
+def parse_kafka_offset(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
     """Return the offset of each partition in Spark's form."""
     return {
         TopicPartition(topic, int(number)): offset
@@ -51,7 +51,7 @@ def positions_of(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition,
     }
 
 
-def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+def format_kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
     """Return positions in Spark's form, with topics and numbers in order; `startingOffsets` takes the same form."""
     topics: dict[str, dict[str, int]] = {}
     for partition in sorted(positions):
@@ -59,7 +59,7 @@ def kafka_offset(positions: Mapping[TopicPartition, int]) -> dict[str, dict[str,
     return topics
 
 
-def read_initial(raw: bytes) -> dict[TopicPartition, int]:
+def parse_initial_offsets(raw: bytes) -> dict[TopicPartition, int]:
     """Parse `sources/I/0`, in which Spark's Kafka source keeps a query's initial offsets.
 
     Raises:
@@ -73,26 +73,26 @@ def read_initial(raw: bytes) -> dict[TopicPartition, int]:
         raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {error}") from error
     if not is_kafka_offset(found):
         raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {str(found)[:80]}")
-    return positions_of(found)
+    return parse_kafka_offset(found)
 
 
-def initial_bytes(positions: Mapping[TopicPartition, int]) -> bytes:
+def encode_initial_offsets(positions: Mapping[TopicPartition, int]) -> bytes:
     """Encode initial offsets as the content of `sources/I/0` of Spark's Kafka source."""
-    return _HEAD + json.dumps(kafka_offset(positions), separators=(",", ":")).encode()
+    return _HEAD + json.dumps(format_kafka_offset(positions), separators=(",", ":")).encode()
 
 
-def taken_over(end: Mapping[str, Any], query: str) -> BatchOffset:
+def finished_kafka_batch(end: Mapping[str, Any], query: str) -> BatchOffset:
     """Convert the end offset of a finished batch of Spark's Kafka source to kohort's `BatchOffset`.
 
     Args:
         end: the end in Spark's form.
         query: the identity that this run has chosen for the query.
     """
-    spans = {partition: OffsetRange(offset, offset) for partition, offset in positions_of(end).items()}
+    spans = {partition: OffsetRange(offset, offset) for partition, offset in parse_kafka_offset(end).items()}
     return BatchOffset(query, FINISHED, spans=spans, group="", from_kafka_source=True)
 
 
-def unfinished_batch(
+def unfinished_kafka_batch(
     start: Mapping[TopicPartition, int], end: Mapping[str, Any], query: str
 ) -> tuple[BatchOffset, BatchOffset]:
     """Convert an unfinished batch of Spark's Kafka source to kohort's form: the batch before it, and the batch.
@@ -103,6 +103,8 @@ def unfinished_batch(
         query: the identity that this run has chosen for the query.
     """
     before = {partition: OffsetRange(offset, offset) for partition, offset in start.items()}
-    spans = {partition: OffsetRange(start.get(partition, 0), offset) for partition, offset in positions_of(end).items()}
+    spans = {
+        partition: OffsetRange(start.get(partition, 0), offset) for partition, offset in parse_kafka_offset(end).items()
+    }
     batch = BatchOffset(query, FINISHED, group="", from_kafka_source=True)
-    return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.with_spans(spans)
+    return BatchOffset(query, 0, spans=before, group="", from_kafka_source=True), batch.with_ranges(spans)

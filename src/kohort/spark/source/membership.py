@@ -25,7 +25,7 @@ from kohort.errors import (
 from kohort.ids import TopicId, TopicPartition
 from kohort.name_patterns import matching_names
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.source.batch_offset import Committed, Stamp
+from kohort.spark.source.batch_offset import CommitStamp, Committed
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.progress import MemberProgress, Rebalances
 from kohort.spark.topic_pattern import topic_pattern
@@ -119,10 +119,10 @@ class SubscriptionCheck:
                 self._end()
                 return None
             self._left -= 1
-            is_complete = has_subscriptions(group, mine)
+            is_complete = reports_all_subscriptions(group, mine)
             if is_complete or not self._left:
                 self._end()
-            return warning_of(group, mine, self._options.subscribe_pattern) if is_complete else None
+            return subscription_warning(group, mine, self._options.subscribe_pattern) if is_complete else None
 
     def close(self) -> None:
         """End the check of subscriptions, and close its connections."""
@@ -134,13 +134,13 @@ class SubscriptionCheck:
         self._describer.close()
 
 
-def has_subscriptions(group: GroupDescription, mine: str) -> bool:
+def reports_all_subscriptions(group: GroupDescription, mine: str) -> bool:
     """Return whether the coordinator reports the subscription of every member, including this one."""
     known = {member.member_id for member in group.members if member.subscription is not None}
     return mine in known and len(known) == len(group.members)
 
 
-def assigned_by(
+def expected_assignment(
     group: GroupDescription, mine: str, expected: Collection[TopicPartition]
 ) -> frozenset[TopicPartition] | None:
     """Return the partitions that a member will own after the current rebalance; None while that is not known.
@@ -163,7 +163,7 @@ def assigned_by(
     return frozenset((me.assignment if me.target_assignment is None else me.target_assignment) or ())
 
 
-def warning_of(group: GroupDescription, mine: str, pattern: str | None = None) -> str | None:
+def subscription_warning(group: GroupDescription, mine: str, pattern: str | None = None) -> str | None:
     """Return a warning about members that subscribe to other topics than this one; None if there are none.
 
     A pattern and topics that it matches count as the same: members learn of new topics one after another.
@@ -242,7 +242,7 @@ class BatchTimeLimit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class CommitSource:
+class CommitOrigin:
     """The origin of a commit: the query's identity, its batch, the group's generation, and the ids of the topics."""
 
     query: str
@@ -253,17 +253,17 @@ class CommitSource:
     def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets with the query and batch as the commit's metadata."""
         return {
-            tp: OffsetAndMetadata(offset, Stamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
+            tp: OffsetAndMetadata(offset, CommitStamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
             for tp, offset in offsets.items()
         }
 
-    def ids_of(self, offsets: Iterable[TopicPartition]) -> Mapping[str, TopicId]:
+    def topic_ids_of(self, offsets: Iterable[TopicPartition]) -> Mapping[str, TopicId]:
         """Return the ids of all topics; none if one is unknown, because a commit is either by id or by name."""
         topics = {tp.topic for tp in offsets}
         return {topic: self.ids[topic] for topic in topics} if topics <= self.ids.keys() else {}
 
 
-class InGroup(Protocol):
+class GroupParticipation(Protocol):
     """An interface to a query's group: of a member (`SourceMembership`), or a client that only commits there."""
 
     def wait_partitions(self) -> AssignedPartitions:
@@ -276,7 +276,7 @@ class InGroup(Protocol):
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the query owns exactly the partitions that the coordinator assigns to it.
 
         Args:
@@ -289,14 +289,14 @@ class InGroup(Protocol):
         Return False if the group has rebalanced since `held`.
         """
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
 
     def end_batch(self) -> None:
         """End a committed batch, and release revoked partitions."""
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+        self, offsets: Mapping[TopicPartition, int], source: CommitOrigin, timeout_ms: float | None = None
     ) -> None:
         """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
@@ -375,7 +375,7 @@ class SourceMembership:
                 assignment = self._member.wait_assignment(max(0.0, min(left_ms, WAIT_WARNING_MS)))
             except TimedOutError as error:
                 if left_ms <= WAIT_WARNING_MS:
-                    raise TimedOutError(no_assignment_error(self._member, limit_ms, self._bound)) from error
+                    raise TimedOutError(no_assignment_text(self._member, limit_ms, self._bound)) from error
                 if not warned:
                     log.warning(
                         "[group %s] the query has no partitions yet: %s; it fails after %s ms (joinTimeoutMs). A "
@@ -399,7 +399,7 @@ class SourceMembership:
         with self._lock:
             return self._holds(held) and set(self._member.assignment().partitions) == self._given
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether this member owns exactly the partitions that the coordinator assigns to it.
 
         False while others still have to release some of them. After `joinTimeoutMs` the result is True, with a warning.
@@ -445,7 +445,7 @@ class SourceMembership:
                 error,
             )
             return False
-        return assigned_by(group, self._member.assignment().member_id, expected) == self._given
+        return expected_assignment(group, self._member.assignment().member_id, expected) == self._given
 
     def _holds(self, held: AssignedPartitions) -> bool:
         if self._member.revocation() is not None or not self._member.owns():
@@ -468,7 +468,7 @@ class SourceMembership:
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
         with self._lock:
             self._unread = False
@@ -501,7 +501,7 @@ class SourceMembership:
             self._member.release()
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+        self, offsets: Mapping[TopicPartition, int], source: CommitOrigin, timeout_ms: float | None = None
     ) -> None:
         """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
@@ -511,7 +511,7 @@ class SourceMembership:
         """
         try:
             if offsets:
-                ids = source.ids_of(offsets)
+                ids = source.topic_ids_of(offsets)
                 self._member.commit(
                     source.stamped(offsets), generation=source.generation, topic_ids=ids, timeout_ms=timeout_ms
                 )
@@ -645,7 +645,7 @@ def lost_batch_advice(
     )
 
 
-def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: BatchTimeLimit) -> str:
+def no_assignment_text(member: GroupMember, limit_ms: int, batch_limit: BatchTimeLimit) -> str:
     """Return the error text of a query that got no partitions within `limit_ms`.
 
     `batch_limit` says how long a rebalance waits for a running batch.
@@ -657,7 +657,7 @@ def no_assignment_error(member: GroupMember, limit_ms: int, batch_limit: BatchTi
     )
 
 
-def partitions_lost(batch: int, error: CommitFailedError) -> str:
+def partitions_lost_text(batch: int, error: CommitFailedError) -> str:
     """Return the text about a batch whose partitions other members own by now."""
     return (
         f"batch {batch} could not be committed, its partitions were assigned to other members meanwhile: "
@@ -685,7 +685,7 @@ def long_batch_warning(bound: BatchTimeLimit, *, heard: bool) -> str:
     )
 
 
-class OffsetKeeper:
+class NonMemberClient:
     """A client that keeps a query's offsets in a group without joining: `assign` names its partitions."""
 
     def __init__(self, options: SourceOptions) -> None:
@@ -705,11 +705,11 @@ class OffsetKeeper:
         """Return True: assigned partitions are never revoked."""
         return True
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return True: assigned partitions are never revoked."""
         return True
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Return True: no batch is abandoned."""
         return True
 
@@ -722,7 +722,7 @@ class OffsetKeeper:
         """Do nothing: without a group membership no partition is ever revoked."""
 
     def commit(
-        self, offsets: Mapping[TopicPartition, int], source: CommitSource, timeout_ms: float | None = None
+        self, offsets: Mapping[TopicPartition, int], source: CommitOrigin, timeout_ms: float | None = None
     ) -> None:
         """Commit next offsets, with the query and batch as metadata, and wait for the answer.
 
@@ -730,7 +730,7 @@ class OffsetKeeper:
             InvalidInputError: the group has members.
             NotFoundError: a topic was deleted or re-created; nothing of it was committed.
         """
-        ids, cluster = source.ids_of(offsets), self._client.cluster
+        ids, cluster = source.topic_ids_of(offsets), self._client.cluster
         try:
             self._client.call(
                 commit_offsets(
@@ -761,6 +761,6 @@ def _with_stamps(
     found: Mapping[TopicPartition, OffsetAndMetadata | None],
 ) -> dict[TopicPartition, Committed | None]:
     return {
-        tp: None if commit is None else Committed(commit.offset, Stamp.from_metadata(commit.metadata))
+        tp: None if commit is None else Committed(commit.offset, CommitStamp.from_metadata(commit.metadata))
         for tp, commit in found.items()
     }

@@ -124,13 +124,13 @@ class OffsetCoordinator(Protocol):
             OffsetError: records are lost, and failOnDataLoss ends the query.
         """
 
-    def keeps_start(self) -> bool:
+    def needs_start_in_checkpoint(self) -> bool:
         """Return whether only the checkpoint stores a fresh query's start, so that an empty batch has to save it."""
 
     def is_current(self, held: AssignedPartitions) -> bool:
         """Return whether the assignment `held` is still valid; False if it has changed since, or is about to."""
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
 
         Args:
@@ -140,7 +140,7 @@ class OffsetCoordinator(Protocol):
     def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Record that Spark has asked for the batch's tasks.
 
         Return False if the batch was abandoned and must be planned again.

@@ -242,7 +242,7 @@ class SourceQuery:
                 )
             return True
 
-    def note_state(self) -> None:
+    def record_stateful(self) -> None:
         """Record that the query keeps state between batches. Any thread may call this."""
         self._stateful = True
 
@@ -312,7 +312,7 @@ class SourceQuery:
             spans = self._plan_ranges(held, limited=limited)
             if spans is not None:
                 due = any(span.offsets for span in spans.values())
-                if due or (start.batch == 0 and self._coordinator.keeps_start()):
+                if due or (start.batch == 0 and self._coordinator.needs_start_in_checkpoint()):
                     if self._coordinator.begin_batch(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
@@ -328,7 +328,7 @@ class SourceQuery:
             return True
         present = self._catalog.present({tp.topic for tp in self._fixed_ends})
         there = present.partitions.intersection(self._fixed_ends)  # nobody has partitions of a topic that was deleted
-        return self._coordinator.is_settled(
+        return self._coordinator.owns_whole_assignment(
             {tp for tp in there if present.ids.get(tp.topic) == self._fixed_ids.get(tp.topic)}
         )
 
@@ -416,7 +416,7 @@ class SourceQuery:
         """Return the ranges to read of a batch: all of it if it runs, otherwise those that the coordinator gives."""
         with self._ending:
             running = self._running
-            if running is not None and running.batch == planned.batch and self._coordinator.begin_reading():
+            if running is not None and running.batch == planned.batch and self._coordinator.record_tasks_requested():
                 return running
             self._running = None
         self.identity, self._batch = planned.query, start.batch

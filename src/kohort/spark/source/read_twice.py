@@ -24,7 +24,7 @@ RELATION = "StreamingRelationV2"
 """The leaf of Spark's plan that stands for one `load()` of a stream."""
 
 
-def loads_of(plan: Any) -> list[dict[str, str]]:
+def sources_in_plan(plan: Any) -> list[dict[str, str]]:
     """Return the options of each kohort source in a query's analyzed plan; empty if there are fewer than two.
 
     Equal leaves of the plan count once, since Spark makes one source for them.

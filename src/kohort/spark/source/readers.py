@@ -36,9 +36,14 @@ from kohort.ids import TopicId, TopicPartition
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, SPAN_COLUMNS, arrow_schema
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_not_read, starting_bound
-from kohort.spark.source.error_frames import reason_first, reason_first_each
-from kohort.spark.source.kafka_offsets import is_kafka_offset, positions_of, taken_over, unfinished_batch
+from kohort.spark.source.bounds import ReadBound, ending_bound, refuse_partitions_not_read, starting_bound
+from kohort.spark.source.error_frames import show_reason_first, show_reason_first_each
+from kohort.spark.source.kafka_offsets import (
+    finished_kafka_batch,
+    is_kafka_offset,
+    parse_kafka_offset,
+    unfinished_kafka_batch,
+)
 
 if TYPE_CHECKING:
     from kohort.client.consumer.range_reader import RangeReader
@@ -287,7 +292,7 @@ LEAVING_S = 10.0
 """Longest time for the reader's `stop` and the interpreter's exit, which should take two seconds at most."""
 
 
-class SigtermExit:
+class SigtermHandler:
     """The SIGTERM handler of a source's process: it raises SystemExit, so that Spark's runner calls `stop`."""
 
     def __init__(self) -> None:
@@ -352,7 +357,7 @@ class ParentWatch:
         self._thread.start()
 
     @property
-    def orphaned(self) -> bool:
+    def is_orphaned(self) -> bool:
         """Whether the parent has ended, and no more messages about the query will come."""
         return os.getppid() != self._parent
 
@@ -361,7 +366,7 @@ class ParentWatch:
 
     def _run(self) -> None:
         while not self._ended.wait(PARENT_CHECK_S):
-            if self.orphaned:
+            if self.is_orphaned:
                 os.kill(os.getpid(), signal.SIGTERM)
                 self._ended.wait(ORPHAN_EXIT_TIMEOUT_S)
                 os._exit(1)
@@ -370,7 +375,7 @@ class ParentWatch:
 # -- The range of a batch read in each partition, checked against the log
 
 
-def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *, strict: bool) -> BatchOffset:
+def batch_read_ranges(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *, strict: bool) -> BatchOffset:
     """Return the offset ranges of a batch read between two bounds, with the ids of the topics.
 
     Args:
@@ -385,11 +390,11 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
         OffsetError: the group's offset lies beyond the end; or requested records are lost, and that is an error.
         NotFoundError: a topic was deleted meanwhile.
     """
-    from kohort.spark.source.catalog import report_loss
+    from kohort.spark.source.catalog import report_lost_records
 
     every = catalog.partitions()
-    refuse_not_read("startingOffsets", starting, every)
-    refuse_not_read("endingOffsets", ending, every)
+    refuse_partitions_not_read("startingOffsets", starting, every)
+    refuse_partitions_not_read("endingOffsets", ending, every)
     ids = catalog.present({tp.topic for tp in every}).ids
     starts, ends = catalog.resolve(starting, every), catalog.resolve(ending, every)
     first, last = catalog.beginnings(every), catalog.ends(every)
@@ -406,15 +411,17 @@ def batch_spans(catalog: TopicCatalog, starting: ReadBound, ending: ReadBound, *
                     f"{name} asks for offset {at} of {held}; failOnDataLoss=false reads what is there"
                 )
             if at > last[tp]:
-                report_loss(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
-        if starting.is_chosen(tp) and ending.is_chosen(tp) and start > end:
+                report_lost_records(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
+        if starting.is_explicit_for(tp) and ending.is_explicit_for(tp) and start > end:
             raise InvalidInputError(
                 f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
                 f"{tp}, {ending.option('ending')} for {end}, which is less"
             )
         start, end = min(start, last[tp]), min(end, last[tp])
         if start < min(first[tp], end):
-            report_loss(f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict)
+            report_lost_records(
+                f"offset {start} was asked for of {held}: records are gone", "passes over them", strict=strict
+            )
         spans[tp] = OffsetRange(max(start, first[tp]), max(start, first[tp], end))
     return BatchOffset("", spans=spans, ids=ids)
 
@@ -472,7 +479,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._identity = ""
         self._query: SourceQuery | None = None
         self._watch: ParentWatch | None = None
-        self._ending: SigtermExit | None = None
+        self._ending: SigtermHandler | None = None
         self._address = address
         self._receiver: SinkDoneReceiver | None = None
 
@@ -489,7 +496,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from kohort.spark.driver_channel import SinkDoneReceiver
             from kohort.spark.source.query import SourceQuery
 
-            self._ending = SigtermExit()
+            self._ending = SigtermHandler()
             self._ending.install()
             self._watch = ParentWatch()
             self._watch.start()
@@ -555,7 +562,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
-    @reason_first
+    @show_reason_first
     def prepareForTriggerAvailableNow(self) -> None:
         """Implement `Trigger.AvailableNow`: read up to the partitions' current end offsets, and no further.
 
@@ -569,7 +576,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         self._driver().fix_end_offsets()
 
-    @reason_first
+    @show_reason_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Commit the previous batch, release revoked partitions, and plan the next batch.
 
@@ -586,7 +593,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not is_kafka_offset(offset):
             return BatchOffset.from_json(offset)
         self._identity = self._identity or uuid.uuid4().hex
-        return taken_over(offset, self._identity)
+        return finished_kafka_batch(offset, self._identity)
 
     def _planned(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[BatchOffset, BatchOffset]:
         """Decode the start and end of a planned batch, which Spark's own Kafka source may have planned."""
@@ -594,11 +601,11 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._finished(start), BatchOffset.from_json(end)
         self._identity = self._identity or uuid.uuid4().hex
         if is_kafka_offset(start):
-            return unfinished_batch(positions_of(start), end, self._identity)
+            return unfinished_kafka_batch(parse_kafka_offset(start), end, self._identity)
         self._driver(self._identity)
-        from kohort.spark.source.first_batch import ask_driver_for_start
+        from kohort.spark.source.first_batch import ask_first_batch_start
 
-        return unfinished_batch(ask_driver_for_start(self._receiver, end), end, self._identity)
+        return unfinished_kafka_batch(ask_first_batch_start(self._receiver, end), end, self._identity)
 
     def sink_done(self, end: str, stateful: bool = False) -> bool:
         """Commit a batch now that its sink and the checkpoint's commit log have it. From any thread.
@@ -612,13 +619,13 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         query = self._query
         if query is not None and stateful:
-            query.note_state()
+            query.record_stateful()
         return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return self._query.report() if self._query is not None else None
 
-    @reason_first
+    @show_reason_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the tasks for the ranges of `end`; after a restart this is the first call for an unfinished batch."""
         if start == end:
@@ -627,18 +634,18 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         batch = self._driver(planned.query).replay(before, planned)
         return _tasks_of(batch, self._options)
 
-    @reason_first_each
+    @show_reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadTask)
         return self._reading.read(partition)
 
     def stop(self) -> None:
-        """Leave the group; Spark calls this only because `SigtermExit` lets its runner end in order."""
+        """Leave the group; Spark calls this only because `SigtermHandler` lets its runner end in order."""
         if self._ending is not None:
             self._ending.begin()
         query = self._query
         if self._receiver is not None:
-            if query is not None and self._watch is not None and not self._watch.orphaned:
+            if query is not None and self._watch is not None and not self._watch.is_orphaned:
                 self._receiver.await_last_reports(query.is_running)
             self._receiver.close()
         self._query = None
@@ -661,19 +668,19 @@ class KohortReader(DataSourceReader):
         self._ending = ending_bound(options)
         self._reading = _reading(options, columns, values)
 
-    @reason_first
+    @show_reason_first
     def partitions(self) -> list[InputPartition]:
         """Return the tasks for everything between the two bounds."""
         from kohort.spark.source.catalog import TopicCatalog
 
         catalog = TopicCatalog(self._options, streaming=False)
         try:
-            batch = batch_spans(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
+            batch = batch_read_ranges(catalog, self._starting, self._ending, strict=self._options.fail_on_data_loss)
         finally:
             catalog.close()
         return _tasks_of(batch, self._options)
 
-    @reason_first_each
+    @show_reason_first_each
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the records of a partition; an empty read has a partition without ranges."""
         return self._reading.read(partition if isinstance(partition, ReadTask) else ReadTask(()))

@@ -12,16 +12,16 @@ from kohort.io.channel import GREETING_S
 from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
-from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_loss
+from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_lost_records
 from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
     IDLE_MS,
     WAIT_MS_MAX,
-    Handed,
-    HandedPart,
+    AssignmentReply,
+    AssignmentReplyPart,
     Idle,
-    LostPart,
+    LostRange,
     LostRecords,
     topic_ids,
 )
@@ -70,7 +70,7 @@ class RegionOffsets:
         self._options, self._catalog, self._line, self._session = options, catalog, line, session
         self._asked = False
         self._epoch: int | None = None
-        self._parts: dict[TopicPartition, HandedPart] = {}  # the last assignment
+        self._parts: dict[TopicPartition, AssignmentReplyPart] = {}  # the last assignment
         self._reached: dict[int, int] = {}  # next offset by assignment number
         self._checked: set[int] = set()  # assignments whose starts were checked against the log
         self._gone: set[int] = set()  # assignments of deleted topics, which were reported
@@ -96,7 +96,7 @@ class RegionOffsets:
             answer = self._ask("held", wait_ms=WAIT_MS_MAX)
         if answer.get("hold"):
             return None
-        handed = Handed.from_message(answer)
+        handed = AssignmentReply.from_message(answer)
         self._known = handed.version, time.monotonic()
         self._check_epoch(handed.epoch)
         self._keep_positions(handed, positions)
@@ -123,7 +123,7 @@ class RegionOffsets:
         left_ms = round(IDLE_MS - (time.monotonic() - since_s) * 1000)
         return Idle(version, left_ms).to_message() if left_ms > 0 else {}
 
-    def _keep_positions(self, handed: Handed, at: Mapping[TopicPartition, int]) -> None:
+    def _keep_positions(self, handed: AssignmentReply, at: Mapping[TopicPartition, int]) -> None:
         """Remember the position of each assigned partition by its assignment number; forget those of others.
 
         A new assignment begins at its start offset. A partition that one metadata look-up misses keeps its position.
@@ -148,7 +148,7 @@ class RegionOffsets:
                 "SparkRegion starts another"
             )
 
-    def _existing(self, parts: tuple[HandedPart, ...]) -> dict[TopicPartition, HandedPart]:
+    def _existing(self, parts: tuple[AssignmentReplyPart, ...]) -> dict[TopicPartition, AssignmentReplyPart]:
         """Return the partitions that exist, in order, and report deleted topics once.
 
         Raises:
@@ -157,8 +157,8 @@ class RegionOffsets:
         if self._options.subscribe_pattern is not None:  # a coordinator matches Kafka's internal topics too
             parts = tuple(part for part in parts if part.topic not in INTERNAL_TOPICS)
         present = self._look(frozenset(part.topic for part in parts))
-        there: dict[TopicPartition, HandedPart] = {}
-        gone: list[HandedPart] = []
+        there: dict[TopicPartition, AssignmentReplyPart] = {}
+        gone: list[AssignmentReplyPart] = []
         for part in sorted(parts, key=lambda part: (part.topic, part.partition)):
             now = present.ids.get(part.topic, part.topic_id)
             if part.topic not in present.present_topics or (now != part.topic_id and part.topic_id != NO_TOPIC_ID):
@@ -174,7 +174,7 @@ class RegionOffsets:
             self._present, self._looked_at, self._looked_for = self._catalog.present(topics), now, topics
         return self._present
 
-    def _report_gone(self, gone: list[HandedPart], present: PresentTopics) -> None:
+    def _report_gone(self, gone: list[AssignmentReplyPart], present: PresentTopics) -> None:
         if not gone:
             return
         was = []
@@ -182,7 +182,7 @@ class RegionOffsets:
             again = f" and made again, as id {present.ids.get(topic)}" if topic in present.present_topics else ""
             was.append(f"topic {topic} (id {of}) was deleted{again}")
         lost = [
-            LostPart(
+            LostRange(
                 part.topic,
                 part.topic_id,
                 part.partition,
@@ -196,10 +196,10 @@ class RegionOffsets:
         self._report_lost(text, lost, "goes on without it")
         self._gone.update(part.assignment_version for part in gone)
 
-    def _report_lost(self, text: str, parts: list[LostPart], remedy: str) -> None:
+    def _report_lost(self, text: str, parts: list[LostRange], remedy: str) -> None:
         strict = self._options.fail_on_data_loss
         self._send(LostRecords(text, strict, tuple(parts)).to_message(self._session))
-        report_loss(text, remedy, strict=strict)
+        report_lost_records(text, remedy, strict=strict)
 
     def settle(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
@@ -212,7 +212,7 @@ class RegionOffsets:
         Raises:
             OffsetError: records are lost, and failOnDataLoss ends the query.
         """
-        ends = self._catalog.confirmed_ends({tp: at[tp] for tp in held.partitions}, ends)
+        ends = self._catalog.confirm_end_offsets({tp: at[tp] for tp in held.partitions}, ends)
         fresh = [tp for tp in held.partitions if held.assignment_versions[tp] not in self._checked]
         beginnings = self._catalog.beginnings(fresh) if fresh else {}
         there = [tp for tp in held.partitions if tp in ends]
@@ -220,12 +220,12 @@ class RegionOffsets:
         beginnings |= self._catalog.beginnings(tp for tp in outside if tp not in beginnings)
         outside = [tp for tp in outside if tp in beginnings]  # otherwise deleted meanwhile; the next check reports it
         settled = dict(at)
-        lost: list[LostPart] = []
+        lost: list[LostRange] = []
         for tp in outside:
             part = self._parts[tp]
             is_truncated = at[tp] > ends[tp] and part.topic_id != NO_TOPIC_ID
             settled[tp] = ends[tp] if is_truncated else beginnings[tp]
-            lost.append(LostPart(tp.topic, part.topic_id, tp.partition, part.assignment_version, at[tp], settled[tp]))
+            lost.append(LostRange(tp.topic, part.topic_id, tp.partition, part.assignment_version, at[tp], settled[tp]))
         if lost:
             tp = outside[0]
             more = f" (and so in {len(lost) - 1} more partitions)" if len(lost) > 1 else ""
@@ -236,7 +236,7 @@ class RegionOffsets:
         self._checked.update(held.assignment_versions[tp] for tp in fresh if tp in beginnings)
         return settled
 
-    def keeps_start(self) -> bool:
+    def needs_start_in_checkpoint(self) -> bool:
         """Return False: the region stores where its queries start."""
         return False
 
@@ -244,11 +244,11 @@ class RegionOffsets:
         """Return True: a change of the assignment comes with the driver program's next answer."""
         return True
 
-    def is_settled(self, expected: Collection[TopicPartition]) -> bool:
+    def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return True: a region's query does not end on an empty result."""
         return True
 
-    def begin_reading(self) -> bool:
+    def record_tasks_requested(self) -> bool:
         """Return True: the driver program abandons no batch."""
         return True
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
 from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
-from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_loss
+from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_lost_records
 
 
 class TopicIds:
@@ -81,7 +81,7 @@ class TopicIds:
     def _report_deleted(self, topic: str) -> None:
         if topic in self._watched and topic not in self.gone:
             text = f"topic {topic}{self._id_text(topic)} was deleted: what the query had not read of it is lost"
-            report_loss(text, "goes on without it", strict=self._strict)
+            report_lost_records(text, "goes on without it", strict=self._strict)
         self.gone.add(topic)
 
     def _is_another(self, topic: str, now: TopicId | None) -> bool:
@@ -107,12 +107,12 @@ class TopicIds:
             "which the offsets were copied: then set the group's offsets anew there, and use a fresh checkpoint)"
         )
         remedy = "reads the new one where its group is in it, else from its beginning"
-        report_loss(text, remedy, strict=self._strict and topic not in self.gone)
+        report_lost_records(text, remedy, strict=self._strict and topic not in self.gone)
 
     def _id_text(self, topic: str) -> str:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
-    def drop_recreated(
+    def drop_recreated_offsets(
         self, found: Mapping[TopicPartition, Committed | None]
     ) -> dict[TopicPartition, Committed | None]:
         """Return the group's committed offsets; None instead of one that belongs to an earlier topic of the same name.
@@ -132,7 +132,7 @@ class TopicIds:
                 self.again.add(tp.topic)
         return valid
 
-    def ids_of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
+    def topic_ids_of(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicId]:
         """Return the ids of these partitions' topics, as far as they are known."""
         return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
 

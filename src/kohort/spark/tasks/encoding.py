@@ -43,9 +43,9 @@ class ValueEncoding:
             RetriableError: the registry can't be reached.
         """
         from kohort.schema_registry.avro_values import avro_writer
-        from kohort.schema_registry.json_values import json_check
+        from kohort.schema_registry.json_values import json_schema_checker
         from kohort.schema_registry.registry import SchemaRegistry
-        from kohort.spark.values.declared import avro_of, json_schema_of
+        from kohort.spark.values.declared import avro_schema_of, json_schema_of
         from kohort.spark.values.types import arrow_type
 
         if options.value_format == "protobuf":
@@ -56,10 +56,10 @@ class ValueEncoding:
         schema = options.value_schema
         if options.value_format == "json":
             if schema is not None:
-                json_check(schema)  # an invalid schema is not registered
+                json_schema_checker(schema)  # an invalid schema is not registered
             written = schema or json.dumps(json_schema_of(kind))
             return cls("json", schema or "", registry.register(subject, written, "JSON"))
-        schema = schema or json.dumps(avro_of(kind))
+        schema = schema or json.dumps(avro_schema_of(kind))
         avro_writer(schema, 0)
         return cls("avro", schema, registry.register(subject, schema))
 
@@ -79,7 +79,7 @@ class ValueEncoding:
         schema.indexes_of(message)
         check_columns(kind, message)
         number = registry.register(subject, text, "PROTOBUF") if found is None else found.id
-        return cls("protobuf", schema.set_text(), number, str(message.full_name))
+        return cls("protobuf", schema.descriptor_set_text(), number, str(message.full_name))
 
     def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch whose column `value` is bytes; null stays null.
@@ -111,7 +111,7 @@ def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
         from kohort.schema_registry.protobuf_schemas import ProtobufSchema
         from kohort.schema_registry.protobuf_values import protobuf_writer
 
-        schema = ProtobufSchema.of_set(encoding.schema, "the schema")
+        schema = ProtobufSchema.from_descriptor_set(encoding.schema, "the schema")
         return protobuf_writer(schema, encoding.number, encoding.message)
     from kohort.schema_registry.avro_values import avro_writer
 
@@ -122,13 +122,13 @@ def _json_writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
     """Return a function that writes values as Spark's `to_json` does, with times to the microsecond and in UTC."""
     import msgspec
 
-    from kohort.schema_registry.json_values import json_check
+    from kohort.schema_registry.json_values import json_schema_checker
     from kohort.schema_registry.prefix import schema_prefix
 
     prefix, encode = schema_prefix(encoding.number), msgspec.json.Encoder(decimal_format="number").encode
     if not encoding.schema:
         return lambda value: prefix + encode(value)
-    check = json_check(encoding.schema)
+    check = json_schema_checker(encoding.schema)
 
     def write_checked(value: Any) -> bytes:
         data = encode(value)
@@ -144,7 +144,7 @@ def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
     Raises:
         InvalidInputError: the column has such fields, or is no struct.
     """
-    from kohort.schema_registry.protobuf_values import is_map, well_known
+    from kohort.schema_registry.protobuf_values import is_map, well_known_kind
 
     if not isinstance(kind, StructType):
         raise InvalidInputError(
@@ -161,7 +161,7 @@ def check_columns(kind: DataType, message: Any, path: str = "value") -> None:
             part = part.valueType if isinstance(part, MapType) else part
         elif field.is_repeated:
             part = part.elementType if isinstance(part, ArrayType) else part
-        if field.message_type is not None and not well_known(field.message_type):
+        if field.message_type is not None and not well_known_kind(field.message_type):
             check_columns(part, field.message_type, inner)
 
 

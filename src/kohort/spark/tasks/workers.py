@@ -63,7 +63,7 @@ def choose(master: str, set_to: str | None, own: str) -> InterpreterChoice:
     return InterpreterChoice()
 
 
-def warning_of_local_connect(environ: Mapping[str, str], own: str) -> str | None:
+def local_connect_warning(environ: Mapping[str, str], own: str) -> str | None:
     """Return the warning for a Connect server that this program has started and that runs another Python; else None.
 
     Args:
@@ -99,7 +99,7 @@ def use_this_python(spark: SparkSession) -> None:
     try:
         context = spark.sparkContext
     except AttributeError:  # Spark Connect
-        warning = warning_of_local_connect(os.environ, sys.executable)
+        warning = local_connect_warning(os.environ, sys.executable)
         if warning is not None:
             log.warning("Spark's workers run another Python than this program: %s", warning)
         return

@@ -28,7 +28,7 @@ from kohort.client.producer.batches import TableDelivery
 from kohort.client.producer.producer import Producer
 from kohort.columns.encode import ColumnNames
 from kohort.errors import InvalidInputError
-from kohort.spark.option_names import refuse_ignored
+from kohort.spark.option_names import refuse_ignored_options
 from kohort.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Writing:
             options.ignored.append(
                 f"the column timestamp of type {kind} (a record's time is a {words}; it has the time of the write)"
             )
-            refuse_ignored(options.ignored, options.strict_options)
+            refuse_ignored_options(options.ignored, options.strict_options)
         if options.topic is not None:
             found.pop("topic", None)
         for name, kind in found.items():

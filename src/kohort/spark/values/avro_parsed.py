@@ -10,7 +10,7 @@ from typing import Any
 from kohort.errors import InvalidInputError
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, change_fields
 from kohort.schema_registry.avro_references import definition_name, full_name
-from kohort.spark.values.avro_schema import Schema, without_logical
+from kohort.spark.values.avro_schema import Schema, without_logical_types
 
 
 def parse_for_fastavro(schema: Schema) -> Any:
@@ -26,7 +26,7 @@ def parse_for_fastavro(schema: Schema) -> Any:
             "valueFormat=avro needs fastavro, here and in Spark's workers: pip install 'kohort[spark]'"
         ) from None
     try:
-        parsed = parse_schema(_with_defaults_aside(without_logical(schema)))
+        parsed = parse_schema(_with_defaults_aside(without_logical_types(schema)))
     except (SchemaParseException, UnknownType, KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(f"fastavro refuses the schema: {type(error).__name__}: {error}") from None
     _make_defaults(parsed)
@@ -169,11 +169,11 @@ def _default_of(name: str, kind: Any, found: Any, named: Mapping[str, Any]) -> A
 _NAMED = ("record", "error", "enum", "fixed")
 
 
-def reader_for(reader: Schema, writer: Schema) -> Schema:
+def adapt_reader_schema(reader: Schema, writer: Schema) -> Schema:
     """Return the reader's schema in the form that fastavro needs to read values of this writer's schema.
 
     Args:
-        reader: the schema of the declared type, as `avro_of` makes it: each type is defined where it is used.
+        reader: the schema of the declared type, as `avro_schema_of` makes it: each type is defined where it is used.
         writer: the writer's schema, checked by `node_of`.
     """
     made: Schema = _Adaptation(writer).part(reader, writer, "")
@@ -181,7 +181,7 @@ def reader_for(reader: Schema, writer: Schema) -> Schema:
 
 
 class _Adaptation:
-    """One traversal of a reader's and a writer's schema, which adapts the reader's to fastavro (`reader_for`)."""
+    """One traversal of a reader's and a writer's schema, for `adapt_reader_schema`."""
 
     def __init__(self, writer: Schema) -> None:
         self._numbers = count()

@@ -18,20 +18,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError
-from kohort.schema_registry.avro_limits import measured_schema, without_defaults
-from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.avro_limits import check_avro_schema, without_defaults
+from kohort.schema_registry.avro_references import inline_avro_references
 from kohort.schema_registry.prefix import PREFIX_BYTES, UnusableSchemaError, has_prefix, schema_id
 from kohort.schema_registry.registry import SchemaRegistry
-from kohort.spark.values.avro_parsed import parse_for_fastavro, reader_for
+from kohort.spark.values.avro_parsed import adapt_reader_schema, parse_for_fastavro
 from kohort.spark.values.avro_schema import (
+    ArrayNode,
     Entries,
-    Items,
     Leaf,
     Node,
     RecordNode,
     Skipped,
     differences,
-    is_in_milliseconds,
+    is_ms_read_as_us,
     node_of,
     schema_of,
 )
@@ -116,7 +116,7 @@ class AvroDecoder:
         self._plain = _plain_type(self._node)
         self._repair = _repair(self._node)
         self._name = writer_schemas
-        self._schema_of = None if writer_schemas is None else function_named(writer_schemas)
+        self._schema_of = None if writer_schemas is None else load_named_function(writer_schemas)
         if registry is not None:
             self._schema_of = _from_registry(registry)
         self._written: dict[int, _WriterSchema] = {}
@@ -135,7 +135,7 @@ class AvroDecoder:
             except _BadValue as error:
                 parts.reasons[row] = str(error)
                 found.append(None)
-        parts.add_built(found, range(len(values)), lambda some: _finished(pa.array(some, self._plain), self.type))
+        parts.add_converted(found, range(len(values)), lambda some: _finished(pa.array(some, self._plain), self.type))
         return parts
 
     def _decode_value(self, value: bytes) -> Any:
@@ -206,7 +206,7 @@ class AvroDecoder:
                 f"valueWriterSchemas: {self._name} gave a {type(text).__name__} for the schema {number}, not its text"
             )
         try:
-            _, density = measured_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
+            _, density = check_avro_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
             schema = schema_of(text, f"the schema {number}")
             written = node_of(schema, f"the schema {number}", written=True)
             wrong = next(differences(written, self._node, of_ddl=self._of_ddl), "")
@@ -215,7 +215,7 @@ class AvroDecoder:
             most, parsed = VALUE_BYTES // density, parse_for_fastavro(without_defaults(schema))
             if not self._of_ddl:
                 return _WriterSchema(parsed, "", most, self._schema, self._repair)
-            reader = parse_for_fastavro(reader_for(self._text, schema))
+            reader = parse_for_fastavro(adapt_reader_schema(self._text, schema))
             return _WriterSchema(parsed, "", most, reader, _repair(self._node, written))
         except InvalidInputError as error:
             return _WriterSchema(refused=error.message)
@@ -249,7 +249,7 @@ def _from_registry(url: str) -> Callable[[int], str | None]:
         if found.kind != "AVRO":
             raise CorruptDataError(f"the schema {schema_id} is of the kind {found.kind}, and not AVRO")
         try:
-            return whole_avro(found.text, found.imports, f"the schema {schema_id}")
+            return inline_avro_references(found.text, found.imports, f"the schema {schema_id}")
         except UnusableSchemaError as error:
             raise CorruptDataError(error.message) from None
 
@@ -260,7 +260,7 @@ class _BadValue(Exception):
     """A value that does not match the schema."""
 
 
-def function_named(name: str) -> Callable[[int], str | None]:
+def load_named_function(name: str) -> Callable[[int], str | None]:
     """Import and return the function that a text such as `module:function` names.
 
     Raises:
@@ -285,7 +285,7 @@ def _plain_type(node: Node) -> Kind:
     """Return the Arrow type in which fastavro's values are collected, before `_finished` converts it."""
     if isinstance(node, RecordNode):
         return pa.struct([pa.field(name, _plain_type(part)) for name, part in node.fields])
-    if isinstance(node, Items):
+    if isinstance(node, ArrayNode):
         return pa.list_(pa.field("element", _plain_type(node.item)))
     if isinstance(node, Entries):
         return pa.map_(pa.string(), _plain_type(node.value))
@@ -304,7 +304,7 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
         written: the writer's type, whose milliseconds become the microseconds of the reader's; None: it has none.
     """
     if isinstance(node, Leaf):
-        if written is not None and is_in_milliseconds(written, node):
+        if written is not None and is_ms_read_as_us(written, node):
             return lambda found: None if found is None else found * 1000
         if node.logical != "decimal":
             return None
@@ -316,8 +316,8 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
         return (lambda found: _repaired_record(found, repairs)) if repairs else None
     if isinstance(node, Skipped):
         raise AssertionError("a reader's schema has a part that can't be read")
-    if isinstance(node, Items):
-        of_item = _repair(node.item, written.item if isinstance(written, Items) else None)
+    if isinstance(node, ArrayNode):
+        of_item = _repair(node.item, written.item if isinstance(written, ArrayNode) else None)
         return None if of_item is None else lambda found: None if found is None else [of_item(item) for item in found]
     of_value = _repair(node.value, written.value if isinstance(written, Entries) else None)
     if of_value is None:

@@ -77,7 +77,7 @@ class RecordNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
+class ArrayNode:
     """An Avro array, by the type of its items."""
 
     item: Node
@@ -111,7 +111,7 @@ class Skipped:
     ddl: str = "void"
 
 
-Node: TypeAlias = Leaf | RecordNode | Items | Entries | Skipped
+Node: TypeAlias = Leaf | RecordNode | ArrayNode | Entries | Skipped
 
 
 def schema_of(text: str, name: str = "valueSchema") -> Schema:
@@ -157,21 +157,23 @@ def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False)
     return _SchemaWalk(name, written).node(schema, "value", "")
 
 
-def without_logical(schema: Schema) -> Schema:
+def without_logical_types(schema: Schema) -> Schema:
     """Return the schema without logical types, for fastavro."""
     if isinstance(schema, list):
-        return [without_logical(branch) for branch in schema]
+        return [without_logical_types(branch) for branch in schema]
     if not isinstance(schema, dict):
         return schema
     left = {key: value for key, value in schema.items() if key not in ("logicalType", "precision", "scale")}
     for key in ("items", "values"):
         if key in left:
-            left[key] = without_logical(left[key])
+            left[key] = without_logical_types(left[key])
     if isinstance(left.get("type"), list | dict):
-        left["type"] = without_logical(left["type"])
+        left["type"] = without_logical_types(left["type"])
     if isinstance(left.get("fields"), list):
         left["fields"] = [
-            {**field, "type": without_logical(field["type"])} if isinstance(field, dict) and "type" in field else field
+            {**field, "type": without_logical_types(field["type"])}
+            if isinstance(field, dict) and "type" in field
+            else field
             for field in left["fields"]
         ]
     return left
@@ -193,17 +195,17 @@ def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool
         for name, node in reader.fields:
             if name in written:
                 yield from differences(written[name], node, f"{path}.{name}", of_ddl=of_ddl)
-    elif isinstance(writer, Items) and isinstance(reader, Items):
+    elif isinstance(writer, ArrayNode) and isinstance(reader, ArrayNode):
         yield from differences(writer.item, reader.item, f"{path}[]", of_ddl=of_ddl)
     elif isinstance(writer, Entries) and isinstance(reader, Entries):
         yield from differences(writer.value, reader.value, f"{path}{{}}", of_ddl=of_ddl)
     elif isinstance(writer, Leaf) and isinstance(reader, Leaf) and writer.logical and reader.logical:
         written_as, read_as = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
-        if written_as != read_as and not (of_ddl and is_in_milliseconds(writer, reader)):
+        if written_as != read_as and not (of_ddl and is_ms_read_as_us(writer, reader)):
             yield f"{path} was written as {_logical_name(writer)} and is read as {_logical_name(reader)}"
 
 
-def is_in_milliseconds(writer: Node, reader: Node) -> bool:
+def is_ms_read_as_us(writer: Node, reader: Node) -> bool:
     """Return whether a time has milliseconds in the writer's schema and microseconds in the reader's."""
     if not isinstance(writer, Leaf) or not isinstance(reader, Leaf):
         return False
@@ -282,7 +284,7 @@ class _SchemaWalk:
         item = self.node(schema.get("items"), f"{path}[]", space)
         if _takes_no_bytes(item):
             raise self._wrong(f"{path}[]", "takes no bytes: a damaged value could hold any number of them")
-        return Items(item)
+        return ArrayNode(item)
 
     def _definition(self, schema: Mapping[str, Any], kind: str, path: str, space: str) -> Node:
         name = schema.get("name")

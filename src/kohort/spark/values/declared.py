@@ -13,12 +13,12 @@ from pyspark.sql import types as spark
 from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
-from kohort.schema_registry.avro_references import whole_avro
+from kohort.schema_registry.avro_references import inline_avro_references
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
 from kohort.spark.values.avro_parsed import parse_for_fastavro
-from kohort.spark.values.avro_records import function_named
+from kohort.spark.values.avro_records import load_named_function
 from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import zone_named
@@ -72,7 +72,7 @@ class DeclaredValues:
         made = arrow_type(kind, of_protobuf=self.protobuf is not None)
         avro = self.avro
         if self.format == "avro" and avro is None:
-            schema = avro_of(kind)
+            schema = avro_schema_of(kind)
             node_of(schema)
             avro = json.dumps(schema)
         return Values(
@@ -174,8 +174,8 @@ def schema_from_registry(options: SourceOptions) -> str | None:
     if found.kind != kind:
         raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not {kind}")
     if kind == "AVRO":
-        return whole_avro(found.text, found.imports, f"the newest schema of {found.subject}")
-    return compiled(found.text, found.imports, f"the newest schema of {found.subject}").set_text()
+        return inline_avro_references(found.text, found.imports, f"the newest schema of {found.subject}")
+    return compiled(found.text, found.imports, f"the newest schema of {found.subject}").descriptor_set_text()
 
 
 def _avro(text: str, options: SourceOptions) -> DeclaredValues:
@@ -192,7 +192,7 @@ def _protobuf(text: str, options: SourceOptions) -> DeclaredValues:
     schema = _protobuf_schema(text)
     message = schema.message_named(options.value_message)
     ddl = ddl_of_message(message)
-    protobuf = (schema.set_text(), str(message.full_name))
+    protobuf = (schema.descriptor_set_text(), str(message.full_name))
     return DeclaredValues("protobuf", options.on_bad_record, "UTC", ddl, protobuf=protobuf)
 
 
@@ -200,10 +200,10 @@ def _protobuf(text: str, options: SourceOptions) -> DeclaredValues:
 def _protobuf_schema(text: str) -> ProtobufSchema:
     """Return the schema of a .proto file, or of a descriptor set in Base64, which has neither braces nor semicolons."""
     is_file = "{" in text or ";" in text
-    return compiled(text, (), "valueSchema") if is_file else ProtobufSchema.of_set(text, "valueSchema")
+    return compiled(text, (), "valueSchema") if is_file else ProtobufSchema.from_descriptor_set(text, "valueSchema")
 
 
-def check_function(options: SourceOptions) -> None:
+def check_writer_schema_function(options: SourceOptions) -> None:
     """Check that the function of valueWriterSchemas exists.
 
     Call this where the source returns its schema: there, as in the workers, Spark has set up the files that users add
@@ -213,7 +213,7 @@ def check_function(options: SourceOptions) -> None:
         InvalidInputError: there is no such function.
     """
     if options.value_writer_schemas is not None:
-        function_named(options.value_writer_schemas)
+        load_named_function(options.value_writer_schemas)
 
 
 def _zone(name: str | None) -> str:
@@ -256,7 +256,7 @@ _AVRO: dict[type[DataType], Any] = {
 }
 
 
-def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
+def avro_schema_of(kind: DataType, name: str = "topLevelRecord") -> Any:
     """Return the Avro schema with which Spark's `to_avro` writes a type.
 
     Args:
@@ -281,7 +281,7 @@ def avro_of(kind: DataType, name: str = "topLevelRecord") -> Any:
 
 
 def _optional(kind: DataType, nullable: bool, name: str) -> Any:
-    made = avro_of(kind, name)
+    made = avro_schema_of(kind, name)
     return [made, "null"] if nullable else made
 
 

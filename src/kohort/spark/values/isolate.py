@@ -61,7 +61,9 @@ class Parts:
         self.rows.append(rows)
         self.arrays.append(array)
 
-    def add_built(self, found: Sequence[Any], rows: Sequence[int], build: Callable[[Sequence[Any]], Column]) -> None:
+    def add_converted(
+        self, found: Sequence[Any], rows: Sequence[int], build: Callable[[Sequence[Any]], Column]
+    ) -> None:
         """Add Python values as an Arrow array; values that do not fit are found by bisection, and their rows are bad.
 
         Args:
@@ -74,8 +76,8 @@ class Parts:
         except REFUSALS as error:
             if len(found) > 1:
                 half = len(found) // 2
-                self.add_built(found[:half], rows[:half], build)
-                self.add_built(found[half:], rows[half:], build)
+                self.add_converted(found[:half], rows[:half], build)
+                self.add_converted(found[half:], rows[half:], build)
             else:
                 self.reasons[rows[0]] = str(error)
                 self.add(rows, pa.nulls(1, self.kind))

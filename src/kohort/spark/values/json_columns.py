@@ -23,8 +23,8 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size, convert_in_parts
-from kohort.spark.values.moments import days_of_date, micros_of_time
-from kohort.spark.values.types import Column, Kind, check_required, has_required, read_json
+from kohort.spark.values.moments import parse_date_days, parse_time_us
+from kohort.spark.values.types import Column, Kind, check_not_null, has_not_null_part, read_json
 from kohort.spark.values.types import compute as pc
 
 # -- The parser for single records, for those that Arrow refuses. It also defines the results that Arrow must match
@@ -101,7 +101,7 @@ class JsonRecords:
             ValueError: the value is bad; the text says why.
         """
         check_size(value)
-        if too_deep(value):
+        if is_too_deep(value):
             raise ValueError(f"nested deeper than {DEPTH} levels")
         try:
             text = value.decode("utf-8")
@@ -118,7 +118,7 @@ class JsonRecords:
         return self._convert(parsed)
 
 
-def too_deep(value: bytes) -> bool:
+def is_too_deep(value: bytes) -> bool:
     """Return whether a JSON text is nested more than `DEPTH` levels deep; the text may be malformed."""
     if value.count(b"[") + value.count(b"{") <= DEPTH:
         return False
@@ -215,10 +215,10 @@ def _leaf(kind: Kind, zone: tzinfo) -> Convert:
     if pa.types.is_decimal(kind):
         return _decimal(kind.precision, kind.scale)
     if pa.types.is_date(kind):
-        return lambda found: days_of_date(_text(found))
+        return lambda found: parse_date_days(_text(found))
     if pa.types.is_timestamp(kind):
-        return _timestamp(zone) if kind.tz else lambda found: micros_of_time(_text(found), None)
-    return {pa.bool_(): _boolean, pa.binary(): lambda found: binary_of(_text(found)), pa.string(): _string}[kind]
+        return _timestamp(zone) if kind.tz else lambda found: parse_time_us(_text(found), None)
+    return {pa.bool_(): _boolean, pa.binary(): lambda found: decode_base64(_text(found)), pa.string(): _string}[kind]
 
 
 def _text(found: Any) -> str:
@@ -283,7 +283,7 @@ def _decimal(precision: int, scale: int) -> Convert:
 def _timestamp(zone: tzinfo) -> Convert:
     def convert_timestamp(found: Any) -> int:
         if type(found) is not _Integer:
-            return micros_of_time(_text(found), zone)
+            return parse_time_us(_text(found), zone)
         seconds = int(found) if len(found) <= 20 else 1 << 63
         if abs(seconds) > (1 << 63) // 1_000_000 - 1:
             raise ValueError(f"{found[:40]} seconds are beyond what a timestamp holds")
@@ -292,7 +292,7 @@ def _timestamp(zone: tzinfo) -> Convert:
     return convert_timestamp
 
 
-def binary_of(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
     """Decode base64 text to bytes.
 
     Raises:
@@ -348,7 +348,7 @@ class JsonDecoder:
         self.type = kind
         self._records = JsonRecords(kind, zone)
         self._zone = str(zone)
-        self._required = has_required(kind)
+        self._required = has_not_null_part(kind)
         wire = _wire_type(kind) if pa.types.is_struct(kind) else None
         self._parse = pj.ParseOptions(
             explicit_schema=None if wire is None else pa.schema(list(wire)), unexpected_field_behavior="ignore"
@@ -425,7 +425,7 @@ class JsonDecoder:
         found.validate(full=True)  # the reader does not check the digits of decimals
         done = self._finished(found, self.type)
         if self._required:
-            check_required(done)
+            check_not_null(done)
         return done
 
     def _one_by_one(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
@@ -436,12 +436,12 @@ class JsonDecoder:
             except ValueError as error:
                 parts.reasons[row] = str(error)
                 good.append(None)
-        parts.add_built(good, rows, self._build)
+        parts.add_converted(good, rows, self._build)
 
     def _build(self, good: Sequence[object]) -> Column:
         built = pa.array(good, self.type)
         if self._required:
-            check_required(built)
+            check_not_null(built)
         return built
 
     def _finished(self, found: Column, kind: Kind) -> Column:
@@ -502,7 +502,7 @@ def _too_long(scale: int) -> str:
 
 
 def _from_base64(texts: Column) -> Column:
-    found = [None if text is None else binary_of(text) for text in texts.to_pylist()]
+    found = [None if text is None else decode_base64(text) for text in texts.to_pylist()]
     ends = array("i", accumulate((len(value or b"") for value in found), initial=0))
     plain = pa.Array.from_buffers(
         pa.binary(),

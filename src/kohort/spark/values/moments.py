@@ -18,7 +18,7 @@ _DAYS_IN_MONTH = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _MICROS_PER_DAY = 86_400_000_000
 
 
-def days_of_date(text: str) -> int:
+def parse_date_days(text: str) -> int:
     """Return the days since 1970-01-01 of yyyy, yyyy-mm or yyyy-mm-dd; text after a T or blank is ignored.
 
     Raises:
@@ -30,7 +30,7 @@ def days_of_date(text: str) -> int:
     return _days(int(found[1]), int(found[2] or 1), int(found[3] or 1), text)
 
 
-def micros_of_time(text: str, zone: tzinfo | None) -> int:
+def parse_time_us(text: str, zone: tzinfo | None) -> int:
     """Return the microseconds since 1970-01-01T00:00:00 UTC of a date with an optional time; smaller parts are cut off.
 
     Args:

@@ -28,15 +28,15 @@ from kohort.schema_registry.protobuf_values import (
     Convert,
     MessageBudget,
     MessageReaders,
-    class_of,
     duration_us,
     enum_names,
     is_map,
-    max_bytes_of,
+    max_value_bytes_of,
+    message_class_of,
     parsed_message,
     timestamp_us,
-    unknown_enum_name,
-    well_known,
+    unknown_enum_prefix,
+    well_known_kind,
 )
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.isolate import VALUE_BYTES, Parts
@@ -102,7 +102,7 @@ class _TypeWalk:
         message = field.message_type
         if message is None:
             return _DDL[field.type]
-        kind = well_known(message)
+        kind = well_known_kind(message)
         if kind == "wrapper":
             return _DDL[message.fields_by_name["value"].type]
         return {"timestamp": "timestamp_ltz", "duration": "interval day to second"}.get(kind) or self.message_ddl(
@@ -113,20 +113,20 @@ class _TypeWalk:
 class _ArrowReaders(MessageReaders):
     """Readers of Protobuf fields that produce the Python values which Arrow accepts."""
 
-    def leaf_reader(self, field: FieldDescriptor) -> Convert | None:
+    def scalar_converter(self, field: FieldDescriptor) -> Convert | None:
         if field.enum_type is not None:
-            names, unknown = enum_names(field), unknown_enum_name(field.enum_type)
+            names, unknown = enum_names(field), unknown_enum_prefix(field.enum_type)
             return lambda number, _budget: names.get(number) or f"{unknown}{number}"
         if field.type in _UNSIGNED_64:
             return lambda number, _budget: Decimal(number)
-        return super().leaf_reader(field)
+        return super().scalar_converter(field)
 
-    def time_reader(self, kind: str) -> Convert:
+    def time_converter(self, kind: str) -> Convert:
         read_us = timestamp_us if kind == "timestamp" else duration_us
         return lambda found, _budget: read_us(found)
 
-    def map_reader(self, key: Convert | None, item: Convert | None) -> Convert:
-        to_dict = super().map_reader(key, item)
+    def map_converter(self, key: Convert | None, item: Convert | None) -> Convert:
+        to_dict = super().map_converter(key, item)
         return lambda found, budget: list(to_dict(found, budget).items())
 
 
@@ -152,15 +152,15 @@ class ProtobufDecoder:
         if registry is not None:
             check_installed()  # without it every schema of a writer would fail
         self.type = kind
-        self._schema = ProtobufSchema.of_set(schema, "valueSchema")  # keeps the descriptors
+        self._schema = ProtobufSchema.from_descriptor_set(schema, "valueSchema")  # keeps the descriptors
         self._message = self._schema.message_named(message)
         self._name = f"the message {message}"
         try:
-            self._class = class_of(self._message)
-            self._read = _ArrowReaders().message_reader(self._message)
+            self._class = message_class_of(self._message)
+            self._read = _ArrowReaders().message_converter(self._message)
         except ValueError as error:
             raise InvalidInputError(f"valueSchema: {error}") from None
-        self._most = max_bytes_of(self._message, VALUE_BYTES)
+        self._most = max_value_bytes_of(self._message, VALUE_BYTES)
         self._registry = None if registry is None else SchemaRegistry(registry)
         self._written: OrderedDict[int, ProtobufSchema | str] = OrderedDict()
         self._written_bytes = 0
@@ -180,7 +180,7 @@ class ProtobufDecoder:
             except CorruptDataError as error:
                 parts.reasons[row] = error.message
                 found.append(None)
-        parts.add_built(found, range(len(values)), lambda some: pa.array(some, self.type))
+        parts.add_converted(found, range(len(values)), lambda some: pa.array(some, self.type))
         return parts
 
     def _decode_value(self, value: bytes) -> dict[str, Any]:

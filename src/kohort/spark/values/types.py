@@ -103,7 +103,7 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def check_required(array: Column, path: str = "value") -> None:
+def check_not_null(array: Column, path: str = "value") -> None:
     """Check for nulls where the type allows none: a field or an element that was declared NOT NULL.
 
     Raises:
@@ -114,21 +114,21 @@ def check_required(array: Column, path: str = "value") -> None:
         for field, merged in zip(kind, array.flatten(), strict=True):
             if not field.nullable and merged.null_count > array.null_count:
                 raise ValueError(f"{path}.{field.name} is null, and was declared NOT NULL")
-            check_required(merged, f"{path}.{field.name}")
+            check_not_null(merged, f"{path}.{field.name}")
     elif pa.types.is_list(kind) or pa.types.is_map(kind):
         items = compute.list_flatten(array) if pa.types.is_list(kind) else array.items
         field = kind.value_field if pa.types.is_list(kind) else kind.item_field
         if not field.nullable and items.null_count:
             raise ValueError(f"{path} has an element that is null, and was declared without")
-        check_required(items, f"{path}[]")
+        check_not_null(items, f"{path}[]")
 
 
-def has_required(kind: Kind) -> bool:
+def has_not_null_part(kind: Kind) -> bool:
     """Return whether a part of the type must not be null."""
     if pa.types.is_struct(kind):
-        return any(not field.nullable or has_required(field.type) for field in kind)
+        return any(not field.nullable or has_not_null_part(field.type) for field in kind)
     if pa.types.is_list(kind):
-        return not kind.value_field.nullable or has_required(kind.value_type)
+        return not kind.value_field.nullable or has_not_null_part(kind.value_type)
     if pa.types.is_map(kind):
-        return not kind.item_field.nullable or has_required(kind.item_type)
+        return not kind.item_field.nullable or has_not_null_part(kind.item_type)
     return False
