@@ -91,7 +91,6 @@ CHAPTERS_APART = {
     "src/kohort/cluster/other_clients.py": "answers to clients of others, by a table; its importer starts the process",
     "src/kohort/demo/account.py": "what is counted at the end; its importer runs and kills the programs",
     "src/kohort/demo/group_query.py": "a program of its own, which a reader copies",
-    "src/kohort/groups/offsets.py": "may know no protocol, by a contract of pyproject.toml; its importer knows all",
     "src/kohort/region/control_plane/membership.py": "one of three machines that ask each other by events",
     "src/kohort/region/control_plane/recovery.py": "one of three machines that ask each other by events",
     "src/kohort/spark/values/json_columns.py": "one format of values, as Avro's and Protobuf's files beside it",

@@ -14,7 +14,7 @@ from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
-from kohort.spark.source.group_offsets import changed_option_warnings
+from kohort.spark.source.checkpoint_takeover import changed_option_warnings
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]

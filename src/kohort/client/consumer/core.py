@@ -123,10 +123,7 @@ class RecordIterator:
         self.open = {}
 
     def record_returned_slices(self, slices: Sequence[Slice]) -> None:
-        """Remember what a poll returns, for `rewind_unfinished_records`.
-
-        If a poll returns nothing, the last poll's records count as processed.
-        """
+        """Remember what a poll returns; if nothing, the last poll's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
             end = _position_in(part, part.stop).offset
@@ -232,10 +229,8 @@ class ConsumerCore:
         self.partitions = Partitions()
         self.buffer = FetchBuffer(self.partitions)
         self.fetcher = Fetcher(cluster, config, self.partitions, self.buffer, self._changed)
-        self.positions = PositionFinder(cluster, config, self.partitions, self.send_due_fetches, self._changed)
-        self.fetcher.set_lost_position_callbacks(
-            self.positions.handle_offset_out_of_range, self.positions.reset_to_common_position
-        )
+        at = self.positions = PositionFinder(cluster, config, self.partitions, self.send_due_fetches, self._changed)
+        self.fetcher.set_lost_position_callbacks(at.handle_offset_out_of_range, at.reset_to_common_position)
         self.membership: Membership | None = None
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
@@ -296,9 +291,8 @@ class ConsumerCore:
         check_topic_names(part.topic for part in wanted)
         self._manual = bool(wanted)
         kept = set(wanted)
-        self.commits.auto_commit_released(
-            {part: at for part, at in self.partitions.positions().items() if part not in kept}
-        )
+        released = {part: at for part, at in self.partitions.positions().items() if part not in kept}
+        self.commits.auto_commit_released(released)
         self.partitions.set_assigned(wanted)
         self.partitions.store_topic_ids(self.cluster.metadata.topic_id)
         self.cluster.auto_create_topics = self.config.allow_auto_create_topics
