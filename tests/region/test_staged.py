@@ -199,13 +199,13 @@ _MEMBER = """
 import importlib, sys
 from uuid import UUID
 import pyarrow as pa
-from kohort.region.consuming.staging import Stager
+from kohort.region.consuming.staging import RowStager
 from kohort.region.consuming.work_queue import SMALL_TABLES
 module, name, path = sys.argv[1:]
 sink = getattr(importlib.import_module(module), name)(path).bind("flights", UUID(int=1))
 numbers = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])
 table = pa.Table.from_arrays([numbers, numbers.cast(pa.timestamp("us", "UTC"))], names=["offset", "timestamp"])
-stager = Stager(sink, UUID(int=1), "m1")
+stager = RowStager(sink, UUID(int=1), "m1")
 for epoch in (1, 2):
     stager.begin(epoch)
     stager.add(table)

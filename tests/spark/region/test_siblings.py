@@ -293,7 +293,7 @@ def test_who_leaves_and_misses_its_sibling_waits_for_it_so_long(both: Both) -> N
 
 MUTANTS: dict[str, tuple[Callable[[], AbstractContextManager[Any]], str, dict[str, Any]]] = {
     "a query is whole with one of its members": (
-        lambda: mock.patch.object(ControlPlaneState, "is_whole", return_value=True),
+        lambda: mock.patch.object(ControlPlaneState, "has_all_query_members", return_value=True),
         "test_after_a_takeover_no_cut_begins_without_all_of_them",
         {"first": 1},
     ),
