@@ -323,7 +323,7 @@ def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     driven = contributed()
     [register] = (driven.do(member_events.ControlPlaneConnected()), driven.said(messages.Register))[1]
     assert (register.epoch, register.contributed) == (5, 8)
-    assert register.held_positions == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
+    assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
     driven.do(messages.Welcome(4, 5, 8, ("m1",)))
     assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 80, 1: 71}, (
         "it was complete"
