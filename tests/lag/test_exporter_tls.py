@@ -37,7 +37,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class OneMetric:
     def collect(self) -> list[Metric]:
         metric = Metric("served", "1", "gauge")
-        metric.add_metric_sample("served", {}, 1)
+        metric.add_sample("served", {}, 1)
         return [metric]
 
 
