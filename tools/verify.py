@@ -77,7 +77,7 @@ GUARANTEES: Mapping[str, tuple[str, Sequence[Sequence[str]]]] = {
             ["region/test_parquet_folder.py::test_a_reader_never_sees_a_part_while_publishers_are_killed"],
             ["spark/region/test_taken_back.py"],
             ["spark/region/test_in_one_process.py"],
-            ["spark/region/test_moving_drivers.py"],
+            ["spark/region/test_moving_drivers.py", "spark/region/test_kills.py"],
         ],
     ),
     "coordinator": (

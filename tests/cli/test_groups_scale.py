@@ -10,6 +10,7 @@ import uuid
 import pytest
 from tests.support.nursery import run_command
 from tests.support.processes import KOHORT
+from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer
 from kohort.client.admin.values import NewTopic
@@ -45,6 +46,8 @@ def test_slow_member_is_to_be_joined_by_others(our_broker: Broker) -> None:
     for thread in threads:
         thread.start()
     try:
+        with Admin(servers) as admin:  # rates are measured from the first commit on
+            until(lambda: len(admin.list_consumer_group_offsets(name).all()) == 4, "the member has committed", 60)
         for look in ("25s", "60s"):  # on a busy machine the member pauses for longer, and so takes longer to measure
             asked = said(name, "--max-lag", "4s", "--look", look, "--json", "--bootstrap-server", servers)
             assert asked.returncode == 0, asked.stderr

@@ -26,13 +26,13 @@ SECOND_SERVER = "127.0.0.1:9093"
 class Reader:
     """Follows a page in a folder of its own, with ports of this machine in place of those that the page names."""
 
-    def __init__(self, folder: Path, address: str) -> None:
+    def __init__(self, folder: Path, address: str, notebook: Notebook) -> None:
         self.folder, self.address = folder, address
         self._second_address: str | None = None
         self.printed = ""
         self._count = 0
         self._running: list[subprocess.Popen[str]] = []
-        self._notebook: Notebook | None = None
+        self._notebook = notebook
         bin_folder = str(Path(sys.executable).parent)
         self._environment = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK")} | {
             "PATH": os.pathsep.join([bin_folder, os.environ["PATH"]]),
@@ -62,16 +62,15 @@ class Reader:
         """Runs a Spark program beside the others of the page; again, where Spark could not start Python in time."""
         assert "register" in snippet.code or '"kohort"' not in snippet.code, f"{snippet.place} does not stand alone"
         for _ in range(ATTEMPTS):
-            self._notebook = self._notebook or Notebook(self.folder, self._environment)
             try:
-                self.printed = self._notebook.run(file)
+                self.printed = self._notebook.run(file, self._environment)
                 break
             except NotebookError as error:
                 self._notebook.close()
-                self._notebook = None
                 if TOO_SLOW not in str(error):
                     raise AssertionError(f"{snippet.place} {error}") from error
-        assert self._notebook is not None, f"{snippet.place}: Spark starts no Python in time"
+        else:
+            raise AssertionError(f"{snippet.place}: Spark starts no Python in time")
         assert "Warning" not in self._notebook.errors(), f"{snippet.place} warns:\n{self._notebook.errors()}"
 
     def _run(self, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -118,8 +117,6 @@ class Reader:
 
     def close(self) -> None:
         """Ends what stays, and fails if it ended before."""
-        if self._notebook is not None:
-            self._notebook.close()
         ended = [process.returncode for process in self._running if process.poll() is not None]
         for process in self._running:
             process.terminate()
@@ -128,29 +125,41 @@ class Reader:
 
 
 @contextmanager
-def reader_of(page: Path, folder: Path) -> Iterator[Reader]:
+def reader_of(page: Path, folder: Path, notebook: Notebook) -> Iterator[Reader]:
     """A reader, and a broker at the address that the page names, unless the page starts one there itself."""
     if any(snippet.word == "stays" for snippet in snippets(page)):
-        reader = Reader(folder, f"127.0.0.1:{free_port()}")
+        reader = Reader(folder, f"127.0.0.1:{free_port()}", notebook)
         try:
             yield reader
         finally:
             reader.close()
     else:
         with Broker(config={"group.initial.rebalance.delay.ms": 0}) as broker:  # nobody else comes to a page's groups
-            reader = Reader(folder, broker.bootstrap_servers)
+            reader = Reader(folder, broker.bootstrap_servers, notebook)
             try:
                 yield reader
             finally:
                 reader.close()
 
 
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """The process of all pages' Spark programs."""
+    running = Notebook(tmp_path_factory.mktemp("notebook"))
+    yield running
+    running.close()
+
+
 @pytest.mark.spark
 @LAST_RESORT
 @pytest.mark.usefixtures("forked_spark")
 @pytest.mark.parametrize("page", TO_RUN, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_a_page_works_as_it_stands(page: Path, tmp_path: Path) -> None:
-    with reader_of(page, tmp_path) as reader:
+def test_every_block_of_a_page_works_as_it_stands(page: Path, notebook: Notebook, tmp_path: Path) -> None:
+    folder = tmp_path
+    if any(snippet.is_spark for snippet in snippets(page)):
+        notebook.begin_page()
+        folder = notebook.folder
+    with reader_of(page, folder, notebook) as reader:
         for snippet in snippets(page):
             if snippet.word != "not run":
                 reader.follow(snippet)

@@ -31,6 +31,7 @@ from kohort.region.staged import StagedKey
 from tests.region import s3_server
 from tests.region.conftest import check_exact_after_a_failure, fill, make_topic
 from tests.region.s3_server import ACCESS, BUCKET, LossyProxy, files_of
+from tests.support.long_runs import IS_LONG
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string())])
@@ -275,9 +276,10 @@ def test_sequence_survives_checkpoints_cleaning_and_compaction_by_others(store: 
 
 def test_publishers_at_once_and_a_foreign_writer(store: str, url: str) -> None:
     """Three of them, each with all sequences; a reader sees the first ones, each whole."""
+    last = 5 if IS_LONG else 3
     sink = sink_at(store, url)
     sink.check(SCHEMA)
-    for number in range(0, 10, 2):
+    for number in range(0, 2 * last, 2):
         sink.stage(KEYS[number], rows(number))
         sink.stage(KEYS[number + 1], rows(number + 1))
     failed: list[BaseException] = []
@@ -285,7 +287,7 @@ def test_publishers_at_once_and_a_foreign_writer(store: str, url: str) -> None:
     def publish() -> None:
         other = sink_at(store, url)
         try:
-            for sequence in range(1, 6):
+            for sequence in range(1, last + 1):
                 _repeated(lambda sequence=sequence: other.publish(sequence, KEYS[2 * sequence - 2 : 2 * sequence]))  # type: ignore[misc]
                 other.sweep(Keep(1))
         except BaseException as error:  # noqa: BLE001 - raised below
@@ -303,7 +305,7 @@ def test_publishers_at_once_and_a_foreign_writer(store: str, url: str) -> None:
         assert seen == list(range(len(seen))) and len(seen) % 2 == 0
     for thread in threads:
         thread.join()
-    assert failed == [] and ids(store, url) == [*range(10), *range(100, foreign)]
+    assert failed == [] and ids(store, url) == [*range(2 * last), *range(100, foreign)]
 
 
 @contextlib.contextmanager
@@ -327,7 +329,7 @@ def publishers() -> Iterator[Callable[[str, str], tuple[int, Callable[[], int]]]
 
 
 @pytest.mark.parametrize(
-    ("happened", "every"), [(False, 1), (True, 1), (True, 8)], ids=["before", "after", "after some"]
+    ("happened", "every"), [(False, 1), (True, 1), (True, 12)], ids=["before", "after", "after some"]
 )
 def test_publisher_that_is_killed_at_each_request(store: str, happened: bool, every: int) -> None:
     """By SIGKILL, before or after the server has done what was asked; then another publishes."""

@@ -1,13 +1,8 @@
-"""Reads of the same topics by Spark's own Kafka source and by ours, in one session: a program, run by `test_ports.py`.
-
-Arguments: a folder with `reads.json`, the jars of Spark's source. Writes `outcomes.json`: for each read and format its
-rows, or the last line of its error, and the number of tasks. It also lists the options of Spark's source.
-"""
+"""Reads of the same topics by Spark's own Kafka source and by ours, in one session."""
 
 from __future__ import annotations
 
-import json
-import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +16,18 @@ LATE = "worker failed to connect back"
 """Spark's words of a Python process that took more than ten seconds to come up: the machine was too busy."""
 
 
-def main(folder: Path, jars: str) -> None:
-    """Run every read of `reads.json` by both formats."""
-    spark = session(jars)
+def outcomes_of(spark: SparkSession, folder: Path, reads: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """The rows and tasks of each read by both formats, or the last line of its error; options of Spark's source.
+
+    Args:
+        spark: a session that has both sources.
+        folder: an empty folder for the checkpoints.
+        reads: options of each, and whether it is a stream.
+    """
     outcomes: dict[str, Any] = {"options": options_of_sparks_source(spark), "reads": {}}
-    for number, (name, read) in enumerate(json.loads((folder / "reads.json").read_text()).items()):
+    for number, (name, read) in enumerate(reads.items()):
         outcomes["reads"][name] = {kind: surely(spark, kind, folder / f"{number}-{kind}", read) for kind in FORMATS}
-        (folder / "outcomes.json").write_text(json.dumps(outcomes))
-    spark.stop()
+    return outcomes
 
 
 def session(jars: str) -> SparkSession:
@@ -104,7 +103,3 @@ def options_of_sparks_source(spark: SparkSession) -> list[str]:
             else []
         )
     return sorted(found)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])

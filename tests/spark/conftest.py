@@ -6,6 +6,7 @@ minute, depending on the load. `Stage.until` gives up when nothing has moved for
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support import maven
 from tests.support.waiting import ATTEMPTS, STILL_S, TOO_SLOW, until
 
 from kohort import Broker
@@ -52,7 +54,10 @@ def _python_processes_are_forks(spark_forks: dict[str, str]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """One Spark session for all tests: starting it takes seconds."""
+    """One Spark session for all tests, with Spark's own Kafka source beside ours where that can be had.
+
+    Starting a session takes seconds.
+    """
     from pyspark.sql import SparkSession
 
     from kohort.spark import register
@@ -68,6 +73,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
     )
+    with contextlib.suppress(maven.MavenUnavailable):
+        builder = builder.config("spark.jars", maven.spark_kafka_source())
     session = builder.getOrCreate()
     register(session)
     yield session

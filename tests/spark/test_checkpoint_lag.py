@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from obstore.store import LocalStore
 from tests.spark.test_checkpoint_move import T0, T1, ours, write
 from tests.support import maven
-from tests.support.waiting import LAST_RESORT, until
+from tests.support.waiting import ATTEMPTS, LAST_RESORT, TOO_SLOW, until
 
 from kohort import Admin, Broker, Producer
 from kohort.cli.app import run
@@ -31,32 +29,6 @@ from kohort.spark.checkpoint_lag import ObjectStoreFiles, SparkCheckpoints
 pytestmark = LAST_RESORT
 KINDS = ("kafka", "kohort")
 """Formats of queries: Spark's own source, and ours."""
-PROGRAM = """
-import sys
-from pyspark.sql import SparkSession
-from kohort.spark import register
-servers, folder, jars, *kinds = sys.argv[1:]
-spark = (
-    SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
-    .config("spark.driver.memory", "768m").config("spark.log.level", "ERROR").getOrCreate()
-)
-register(spark)
-for kind in 2 * kinds:
-    stream = spark.readStream.format(kind).option("kafka.bootstrap.servers", servers).option("subscribe", "t")
-    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6")
-    for attempt in range(15):
-        query = (
-            stream.load().writeStream.format("noop").option("checkpointLocation", f"{folder}/{kind}")
-            .trigger(availableNow=True).start()
-        )
-        try:
-            query.awaitTermination()
-            break
-        except Exception as error:
-            if "failed to connect back" not in str(error) or attempt == 14:
-                raise
-spark.stop()
-"""
 
 
 def read(given: str | Path) -> dict[str, GroupReading | KafkaError]:
@@ -249,19 +221,33 @@ def test_metrics_have_queries_and_their_batches(tmp_path: Path, broker: Broker) 
     assert ("kohort_consumergroup_members", "pay/1") not in found
 
 
+def run_query(spark: Any, kind: str, servers: str, checkpoint: Path) -> None:
+    """Read what is in the topic by batches, after those that the checkpoint has."""
+    stream = spark.readStream.format(kind).option("kafka.bootstrap.servers", servers).option("subscribe", "t")
+    stream = stream.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6").load()
+    writer = stream.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    for attempt in range(ATTEMPTS):
+        query = writer.start()
+        try:
+            query.awaitTermination()
+            break
+        except Exception as error:
+            # by text: Spark has no other sign of a Python process that came up late
+            if TOO_SLOW not in str(error) or attempt == ATTEMPTS - 1:
+                raise
+
+
 @pytest.fixture(scope="module")
-def queries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LagReport]:
+def queries(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LagReport]:
     """The lag of two queries of one Spark, which read 20 records in several batches, in two runs; 7 more came since."""
     folder = tmp_path_factory.mktemp("checkpoints")
     try:
-        jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False)
+        maven.spark_kafka_source()
     except maven.MavenUnavailable as error:
         pytest.skip(f"Spark's own Kafka source can't be had: {error}")
-    named = ",".join(map(str, sorted(jars.glob("*.jar"))))
     with topic_of_twenty() as broker:
-        program = [sys.executable, "-c", PROGRAM, broker.bootstrap_servers, str(folder), named, *KINDS]
-        done = subprocess.run(program, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-4000:]
+        for kind in 2 * KINDS:
+            run_query(spark, kind, broker.bootstrap_servers, folder / kind)
         with Producer(broker.bootstrap_servers) as producer:
             for _ in range(7):
                 producer.send("t", b"late", partition=1)

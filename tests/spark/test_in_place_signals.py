@@ -42,13 +42,14 @@ STREAMING = """
 import sys
 from pyspark.sql import SparkSession
 
-servers, folder = sys.argv[1:3]
+servers, folder = sys.argv[1:]
 spark = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()
-stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", "orders")
-stream = stream.option("startingOffsets", "earliest")
-stream = (stream.option("group.id", "etl") if "--group" in sys.argv else stream).load()
-writer = stream.writeStream.format("parquet").option("path", folder + "/rows")
-writer.option("checkpointLocation", "checkpoint").start().awaitTermination()
+for topic, settings in (("orders", {"group.id": "etl"}), ("clicks", {})):
+    stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    writer = stream.options(startingOffsets="earliest", **settings).load().writeStream.format("parquet")
+    writer = writer.option("path", f"{folder}/rows of {topic}").option("checkpointLocation", f"checkpoint-{topic}")
+    writer.start()
+spark.streams.awaitAnyTermination()
 """
 WORKERS = """
 import multiprocessing, time
@@ -187,55 +188,37 @@ def test_a_summary_that_fails_leaves_the_job_its_exit_code(started: Started) -> 
     assert errors.startswith("kohort: no summary: OSError: "), errors
 
 
-@pytest.fixture
-def orders() -> Iterator[Broker]:
-    """A broker with the topic `orders`, which has one record."""
+def test_sigterm_prints_the_offsets_of_streaming_queries_and_how_to_see_the_lag_of_one_without_a_group(
+    started: Started, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint-clicks"
     with Broker() as broker, Admin(broker.bootstrap_servers) as admin, Producer(broker.bootstrap_servers) as producer:
-        admin.create_topics([NewTopic("orders", 1)]).all()
-        producer.send("orders", b"1")
+        for topic in ("orders", "clicks"):
+            admin.create_topics([NewTopic(topic, 1)]).all()
+            producer.send(topic, b"1")
         producer.flush()
-        yield broker
-
-
-def errors_after(job: subprocess.Popen[str], is_read: Callable[[], bool]) -> str:
-    """Send SIGTERM to a job when its query has read the record; return its standard error."""
-
-    def has_read() -> bool:
-        assert job.poll() is None, job.communicate()[1]
-        return is_read()
-
-    until(has_read, "the query has read the record", timeout_s=900)  # a Spark starts, while nothing can be seen of it
-    job.terminate()
-    _, errors = job.communicate()
-    assert job.returncode == -signal.SIGTERM
-    assert errors.count("kohort ran this job in place of") == 1
-    return errors
-
-
-def test_sigterm_prints_the_offsets_of_a_streaming_query(started: Started, tmp_path: Path, orders: Broker) -> None:
-    job = started(STREAMING, orders.bootstrap_servers, str(tmp_path), "--group")
-    with Admin(orders.bootstrap_servers) as admin:
+        job = started(STREAMING, broker.bootstrap_servers, str(tmp_path))
 
         def committed() -> list[int]:
             offsets = admin.list_consumer_group_offsets("etl").all()
             return [offset.offset for offset in offsets.values() if offset is not None]
 
-        errors = errors_after(job, lambda: committed() == [1])
+        def have_read() -> bool:
+            assert job.poll() is None, job.communicate()[1]
+            return committed() == [1] and (checkpoint / "commits" / "0").exists()
+
+        until(have_read, "each query has read its record", timeout_s=900)  # a Spark starts, and shows nothing of it
+        job.terminate()
+        _, errors = job.communicate()
+        assert job.returncode == -signal.SIGTERM
         assert committed() == [1]
-    assert "streaming queries read 1 record\n" in errors, "the group's offset follows Spark's report of the batch"
-    assert "group etl: orders-0 at 1" in errors
-    assert "--spark-checkpoint" not in errors
-
-
-def test_summary_names_the_command_for_the_lag_of_a_query_without_a_group(
-    started: Started, tmp_path: Path, orders: Broker
-) -> None:
-    job = started(STREAMING, orders.bootstrap_servers, str(tmp_path))
-    errors = errors_after(job, (tmp_path / "checkpoint" / "commits" / "0").exists)
-    assert "streaming queries without a group.id commit nothing" in errors
-    (command,) = re.findall("to see their lag: (.+)", errors)
-    words = shlex.split(command)
-    assert words[-2:] == ["--spark-checkpoint", str(tmp_path / "checkpoint")]
-    done = subprocess.run([*KOHORT, *words[1:], "--json"], capture_output=True, text=True, check=True)
-    (row,) = json.loads(done.stdout)
-    assert (row["topic"], row["committed"], row["lag"]) == ("orders", 1, 0)
+        assert errors.count("kohort ran this job in place of") == 1
+        assert "streaming queries read 2 records\n" in errors, "the group's offset follows Spark's report of the batch"
+        assert "group etl: orders-0 at 1" in errors
+        assert "streaming queries without a group.id commit nothing" in errors
+        (command,) = re.findall("to see their lag: (.+)", errors)
+        words = shlex.split(command)
+        assert words[-2:] == ["--spark-checkpoint", str(checkpoint)]
+        done = subprocess.run([*KOHORT, *words[1:], "--json"], capture_output=True, text=True, check=True)
+    found = {row["topic"]: (row["committed"], row["lag"]) for row in json.loads(done.stdout)}
+    assert found["clicks"] == (1, 0)

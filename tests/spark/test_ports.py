@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.documentation.spec_page import ROOT, cells
+from tests.spark.both_sources import outcomes_of
 from tests.support import maven
 from tests.support.long_runs import IS_LONG
 from tests.support.waiting import LAST_RESORT
@@ -28,9 +24,6 @@ from kohort.spark.sink_options import parse_sink_options
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, LAST_RESORT]
 
 PAGE = ROOT / "docs" / "from-spark-kafka.md"
-PROGRAM = Path(__file__).with_name("both_sources.py")
-RUN_S = 1_500
-"""Far longer than all reads take on a busy machine."""
 MIDDLE_MS, FUTURE_MS = 1_010_000, 9_999_999_999
 BY_PARTITION = '{"n-a":{"0":1005000,"1":1012000}}'
 ALIKE: dict[str, dict[str, Any]] = {
@@ -173,25 +166,15 @@ OF_SOURCE: dict[str, str] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The last part of every read, by both sources."""
+    maven.spark_kafka_source()
     folder = tmp_path_factory.mktemp("ports")
-    jars = maven.jars("spark-kafka", maven.SPARK_KAFKA_SOURCE, transitive=False).glob("*.jar")
     with Broker(folder / "data", {"group.initial.rebalance.delay.ms": 0, "log.retention.ms": -1}) as broker:
         fill(broker.bootstrap_servers)
         chosen = ALIKE_NOW | REFUSED_NOW | {name: read for name, (read, _) in FINDS_NOTHING.items()}
         reads = {name: read(broker.bootstrap_servers, more) for name, more in chosen.items()}
-        (folder / "reads.json").write_text(json.dumps(reads))
-        env = {name: value for name, value in os.environ.items() if name != "PYSPARK_PYTHON"}
-        subprocess.run(
-            [sys.executable, str(PROGRAM), str(folder), ",".join(map(str, jars))],
-            env={**env, "SPARK_LOCAL_IP": "127.0.0.1"},
-            cwd=ROOT,
-            timeout=RUN_S,
-            check=True,
-        )
-    found: dict[str, Any] = json.loads((folder / "outcomes.json").read_text())
-    return found
+        return outcomes_of(spark, folder, reads)
 
 
 def fill(servers: str) -> None:

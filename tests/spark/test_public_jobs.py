@@ -27,11 +27,8 @@ SHORT = (
     "an_hour_by_timestamps",
     "alerts_by_foreach_batch",
     "a_nightly_run_from_now_on",
-    "topics_written_by_threads",
     "a_frame_looked_at_again",
-    "lag_from_two_offsets",
     "progress_sent_on_as_json",
-    "a_start_from_the_last_end",
     "settings_of_security_left_empty",
 )
 """The jobs that `make test` runs, one of most chapters; `make test-long` runs all."""

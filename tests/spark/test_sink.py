@@ -154,7 +154,7 @@ def test_a_batch_that_failed_half_way_is_written_again(spark: Any, stage: Stage,
         )
 
     with pytest.raises(Exception, match=r"max\.request\.size"):
-        stage.finished(query(3_000_000))
+        stage.finished(query(1_100_000))
     stage.finished(query(10))
     found = Counter(int(record.value) for record in records(stage, target))
     assert sorted(found) == list(range(200))

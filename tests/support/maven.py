@@ -73,6 +73,15 @@ def jars(name: str, coordinates: Sequence[str], *, transitive: bool = True) -> P
     return folder
 
 
+def spark_kafka_source() -> str:
+    """The jars of Spark's own Kafka source, as `spark.jars` takes them.
+
+    Raises:
+        MavenUnavailable: they can't be had here.
+    """
+    return ",".join(map(str, sorted(jars("spark-kafka", SPARK_KAFKA_SOURCE, transitive=False).glob("*.jar"))))
+
+
 def _pom(coordinates: Sequence[str], transitive: bool) -> str:
     exclusions = (
         ""

@@ -16,8 +16,9 @@ from tests.peers.churn.plans import PLANS, Plan
 from tests.peers.churn.run import Pace, Run
 from tests.peers.churn.story import Reading, read
 from tests.peers.peers import PeerUnavailable
+from tests.support.long_runs import IS_LONG
 
-CHURN_S = 20
+CHURN_S = 20 if IS_LONG else 12
 SHORT = ("classic-range", "consumer")
 
 pytestmark = [pytest.mark.peer, pytest.mark.slow, pytest.mark.timeout(300)]

@@ -20,11 +20,12 @@ from tests.spark.histories.mutants import (
     commits_no_claims,
     reads_a_record_too_far,
 )
+from tests.support.long_runs import IS_LONG
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.filterwarnings("default")]
 """The pipes of Spark's gateway in the tests before are collected, and warned of, while these run."""
 
-SEEDS = 10
+SEEDS = 40 if IS_LONG else 6
 AT_ONCE = 8
 PATIENCE = 60
 SEEN_AT = {

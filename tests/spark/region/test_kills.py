@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,7 @@ from tests.spark.region.trial import STILL_S, Application, Trial, rows_of_all_ki
 from tests.support.waiting import LAST_RESORT, until
 
 from kohort import Broker
+from kohort.spark.region.folders import TEMPORARY
 
 LONG = os.environ.get("KOHORT_REGION_KILLS")
 EVENTS = int(LONG or "1")
@@ -52,8 +55,9 @@ def trial(request: pytest.FixtureRequest, servers: str, tmp_path: Path) -> Itera
 
 
 def test_whatever_befalls_the_applications_the_folder_is_the_input(trial: Trial) -> None:
+    """The first application's machine is gone with each kill; the second has a folder that other machines see."""
     chance = random.Random(0)
-    first, second = trial.app("first", "a", "b"), trial.app("second", "c", fails=0.01, machine="of the second")
+    first, second = trial.app("first", "a", "b", machine="machine 0"), trial.app("second", "c", fails=0.01)
     third = trial.app("third", "d", machine="of the third")
     trial.send(PORTION)
     first.start()
@@ -67,11 +71,24 @@ def test_whatever_befalls_the_applications_the_folder_is_the_input(trial: Trial)
         trial.all_run()
         trial.send(PORTION)
         trial.proceed(f"sequences go on after {happen.__name__}")
+    last = first.options.machine
+    assert len(checkpoints_of(trial, last)) == 1
     trial.ends_exactly()
+    assert not checkpoints_of(trial, last), "it leaves what nobody needs"
+
+
+def checkpoints_of(trial: Trial, machine: str) -> list[Path]:
+    """The folders of checkpoints on a machine."""
+    return list((trial.folder / machine).glob(f"kohort-spark-*/{TEMPORARY}*"))
 
 
 def the_one_with_the_control_plane_is_killed(trial: Trial, first: Application, *_: Application) -> None:
+    """All that the application had on its machine is gone, and it continues on another."""
+    machine = first.options.machine
+    assert len(checkpoints_of(trial, machine)) == 1
     first.kill()
+    shutil.rmtree(trial.folder / machine)
+    first.options = replace(first.options, machine=f"machine {int(machine.split()[1]) + 1}")
     first.start()
 
 

@@ -15,12 +15,11 @@ import pytest
 from pyspark.sql import DataFrame
 from tests.spark.region.in_process import Application, application, lines
 from tests.spark.region.test_face import once
+from tests.spark.region.test_kills import checkpoints_of
 from tests.spark.region.trial import Trial
-from tests.support.long_runs import IS_LONG
 from tests.support.waiting import LAST_RESORT
 
 from kohort import Broker, NewTopic
-from kohort.spark.region.folders import TEMPORARY
 
 __all__ = ["application"]
 pytestmark = LAST_RESORT
@@ -41,17 +40,11 @@ def trial(broker: Broker, tmp_path: Path) -> Iterator[Trial]:
     running.close()
 
 
-def checkpoints(trial: Trial, machine: str) -> list[Path]:
-    """The folders of checkpoints on a machine."""
-    return list((trial.folder / machine).glob(f"kohort-spark-*/{TEMPORARY}*"))
-
-
 def test_a_driver_that_is_killed_continues_on_another_machine(trial: Trial) -> None:
-    """All that it had on its machine is gone, in the long run twice."""
-    kills = 2 if IS_LONG else 1
+    """All that it had on its machine is gone, twice. In `make test`, `test_kills.py` does so beside others."""
     app = trial.app("app", "a", "b", machine="machine 0")
     trial.send(PORTION)
-    for number in range(kills):
+    for number in range(2):
         machine = f"machine {number}"
         app.start(machine=machine)
         trial.all_run()
@@ -59,12 +52,12 @@ def test_a_driver_that_is_killed_continues_on_another_machine(trial: Trial) -> N
         trial.proceed("sequences go on")
         trial.send(PORTION)
         trial.proceed("a batch is done or under way")
-        assert len(checkpoints(trial, machine)) == 1
+        assert len(checkpoints_of(trial, machine)) == 1
         app.kill()
         shutil.rmtree(trial.folder / machine)
     app.start(machine="the last machine")
     trial.ends_exactly()
-    assert not checkpoints(trial, "the last machine"), "it leaves what nobody needs"
+    assert not checkpoints_of(trial, "the last machine"), "it leaves what nobody needs"
     assert not (trial.folder / "checkpoints").exists()
 
 
