@@ -15,7 +15,7 @@ from kohort import Admin, Broker, NewTopic
 from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, quota_entity_of
 from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, MutationBucket, Throttling, WindowedRate
 from kohort.errors import ErrorCode
-from kohort.wire.cluster_admin import AlterClientQuotasRequest
+from kohort.wire.cluster_admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
 from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import (
     ApiVersionsRequest,
@@ -99,6 +99,23 @@ def test_a_quota_that_is_no_number_or_too_large_is_refused(
         ops = [make.OpData(key=key, value=value)]
         answer = client.ask(AlterClientQuotasRequest(entries=[make(entity=[entity], ops=ops)]))
         assert answer.entries[0].error_code == ErrorCode.INVALID_REQUEST, (key, answer)
+
+
+def test_answers_list_the_parts_of_entities_and_the_quotas_in_kafkas_order(client: RawClient, name: str) -> None:
+    """@platformatic/kafka's tests compare the answers of Apache Kafka 4.4 as they come."""
+    make = AlterClientQuotasRequest.EntryData
+    names = [("user", name), ("client-id", "c")]
+    entity = [make.EntityData(entity_type=kind, entity_name=value) for kind, value in names]
+    keys = ("controller_mutation_rate", PRODUCER, "consumer_byte_rate", "request_percentage")
+    ops = [make.OpData(key=key, value=1000.0) for key in keys]
+    altered = client.ask(AlterClientQuotasRequest(entries=[make(entity=entity, ops=ops)])).entries[0]
+    asked = DescribeClientQuotasRequest.ComponentData(entity_type="user", match_type=0, match=name)
+    described = client.ask(DescribeClientQuotasRequest(components=[asked], strict=False)).entries[0]
+    for entry in (altered, described):
+        assert [(part.entity_type, part.entity_name) for part in entry.entity] == names[::-1]
+    assert [value.key for value in described.values] == [
+        "consumer_byte_rate", "request_percentage", PRODUCER, "controller_mutation_rate"
+    ]  # fmt: skip
 
 
 def test_a_stored_quota_without_a_value_is_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kohort import SchemaRegistry
 from kohort.errors import CorruptDataError
 from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE, _Resolution
 from kohort.testing import EmbeddedSchemaRegistry
@@ -69,7 +70,12 @@ def test_subjects_versions_and_ids(registry: EmbeddedSchemaRegistry) -> None:
         ("GET", "/subjects/none/versions", None, 404, 40401),
         ("GET", "/subjects/none/versions/latest", None, 404, 40401),
         ("GET", "/subjects/t/versions/9", None, 404, 40402),
-        ("GET", "/subjects/t/versions/x", None, 404, 40402),
+        ("GET", "/subjects/t/versions/x", None, 422, 42202),
+        ("GET", "/subjects/none/versions/0", None, 422, 42202),
+        ("GET", "/subjects/t/versions/2147483648", None, 422, 42202),
+        ("POST", "/subjects/t/versions", schema(" "), 422, 42201),
+        ("POST", "/subjects/t/versions", schema(" ", schemaType="PROTOBUF"), 422, 42201),
+        ("PATCH", "/config", {"compatibility": "NONE"}, 405, 405),
         ("GET", "/schemas/ids/7", None, 404, 40403),
         ("GET", "/nothing", None, 404, 404),
         ("POST", "/subjects/t", schema(V2), 404, 40403),
@@ -90,6 +96,23 @@ def test_refusals_have_confluents_codes(
     found, answer = ask(registry, method, path, body)
     assert (found, answer["error_code"]) == (status, code)
     assert ask(registry, "GET", "/subjects/t/versions") == (200, [1])
+
+
+def test_protobuf_file_without_a_message_is_registered_for_files_that_import_it(
+    registry: EmbeddedSchemaRegistry,
+) -> None:
+    kinds = schema('syntax = "proto3"; enum Kind { NONE = 0; CARD = 1; }', schemaType="PROTOBUF")
+    assert ask(registry, "POST", "/subjects/kind.proto/versions", kinds) == (200, {"id": 1})
+    reference = {"name": "kind.proto", "subject": "kind.proto", "version": 1}
+    forwards = schema('syntax = "proto3"; import public "kind.proto";', schemaType="PROTOBUF", references=[reference])
+    assert ask(registry, "POST", "/subjects/forwards.proto/versions", forwards) == (200, {"id": 2})
+    reference = {"name": "forwards.proto", "subject": "forwards.proto", "version": 1}
+    text = 'syntax = "proto3"; import "forwards.proto"; message Payment { Kind kind = 1; }'
+    payment = schema(text, schemaType="PROTOBUF", references=[reference])
+    assert ask(registry, "POST", "/subjects/payments-value/versions", payment) == (200, {"id": 3})
+    client = SchemaRegistry(registry.url)
+    value = client.serializer("payments-value")({"kind": "CARD"})
+    assert client.deserialize(value) == {"kind": "CARD"}
 
 
 def test_compatibility_is_by_subject_and_asked_beforehand(registry: EmbeddedSchemaRegistry) -> None:

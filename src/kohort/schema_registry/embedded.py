@@ -258,6 +258,8 @@ class SchemaToAdd:
         text, kind = body.get("schema"), body.get("schemaType", "AVRO")
         if not isinstance(text, str) or kind not in KINDS:
             raise _invalid("a request has a schema, and schemaType AVRO, JSON or PROTOBUF")
+        if not text.strip():
+            raise _invalid("the schema is empty")
         try:
             references = parse_references(body.get("references"), "the schema")
             made = resolve_imports(RegisteredSchema(0, kind, text, references=references), find_version)
@@ -281,7 +283,7 @@ class SchemaToAdd:
 
 @lru_cache(maxsize=32)
 def _compiled(text: str, imports: Imports) -> ProtobufSchema:
-    return compiled(text, imports, "the schema")
+    return compiled(text, imports, "the schema", needs_message=False)
 
 
 def _invalid(text: str) -> RefusedRequest:
@@ -326,12 +328,16 @@ class Subjects:
 
     def version_of_subject(self, subject: str, version: str) -> RegisteredSchema:
         """Return the schema that a subject has as this version: a number, `latest` or -1."""
+        is_latest = version in ("latest", "-1")
+        if not is_latest and not (re.fullmatch(r"\d{1,10}", version) and 0 < int(version) < 2**31):
+            text = f"The specified version {version[:80]!r} is not a valid version id: 1 to 2^31-1, or latest"
+            raise RefusedRequest(HTTPStatus.UNPROCESSABLE_ENTITY, 42202, text)
         with self._lock:
             found = self._of(subject)
-            if version in ("latest", "-1"):
+            if is_latest:
                 return found[-1]
             for schema in found:
-                if str(schema.version) == version:
+                if schema.version == int(version):
                     return schema
         raise RefusedRequest(HTTPStatus.NOT_FOUND, 40402, f"Version {version} not found.")
 
@@ -618,6 +624,13 @@ class _RegistryHandler(BaseHTTPRequestHandler):
     def log_message(self, *_arguments: Any) -> None:
         """Log nothing."""
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that can't be read, or of a method that the registry lacks, with JSON instead of a page."""
+        status = HTTPStatus.METHOD_NOT_ALLOWED if code == HTTPStatus.NOT_IMPLEMENTED else HTTPStatus(code)
+        self.close_connection = True  # a body is not read
+        text = f"HTTP {int(status)} {message or status.phrase}"
+        self._send_json(status, {"error_code": int(status), "message": text})
+
     def do_GET(self) -> None:
         self._answer("GET")
 
@@ -642,6 +655,9 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         except KafkaError as error:
             status = HTTPStatus.INTERNAL_SERVER_ERROR
             answer = {"error_code": 50001, "message": error.message}
+        self._send_json(status, answer)
+
+    def _send_json(self, status: int, answer: Any) -> None:
         data = json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", _MEDIA_TYPE)
@@ -649,7 +665,8 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
     def _check_host(self) -> None:
         """Refuse other names than this machine's: a page's own name may lead here (DNS rebinding).

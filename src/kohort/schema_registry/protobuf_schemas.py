@@ -98,13 +98,14 @@ def check_installed() -> None:
         raise InvalidInputError(_MISSING) from None
 
 
-def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
+def compiled(text: str, imports: Imports, name: str, *, needs_message: bool = True) -> ProtobufSchema:
     """Compile a Protobuf schema from its text, by protoc.
 
     Args:
         text: a .proto file, or its serialized descriptor in Base64.
         imports: the files that it refers to, directly or through others.
         name: names the schema in errors.
+        needs_message: refuse a file without a message; others may import such a file, for its enums.
 
     Raises:
         UnusableSchemaError: protoc refuses it, or it is beyond a limit.
@@ -119,7 +120,7 @@ def compiled(text: str, imports: Imports, name: str) -> ProtobufSchema:
             files = _run_protoc(Path(folder), ((_MAIN, text), *imports), name)
     except OSError as error:
         raise RetriableError(f"protoc can't run for {name}: {error}") from None
-    return ProtobufSchema(files, name)
+    return ProtobufSchema(files, name, needs_message=needs_message)
 
 
 def _check_imports(text: str, imports: Imports, name: str) -> None:
@@ -248,12 +249,13 @@ class ProtobufSchema:
 
     file: FileDescriptor
 
-    def __init__(self, files: FileDescriptorSet, name: str) -> None:
+    def __init__(self, files: FileDescriptorSet, name: str, *, needs_message: bool = True) -> None:
         """Build the descriptors.
 
         Args:
             files: all files, each after those that it imports; the last is the schema's.
             name: names the schema in errors.
+            needs_message: refuse a schema without a message.
 
         Raises:
             UnusableSchemaError: it has no message, too many parts, or descriptors that contradict each other.
@@ -261,7 +263,7 @@ class ProtobufSchema:
         from google.protobuf.descriptor_pool import DescriptorPool
 
         self.set, self.name = files, name
-        if not files.file or not files.file[-1].message_type:
+        if not files.file or (needs_message and not files.file[-1].message_type):
             raise UnusableSchemaError(f"{name} has no message")
         if any(isinstance(file.name, bytes) for file in files.file):  # protobuf has bytes where text is no UTF-8
             raise UnusableSchemaError(f"{name} is no Protobuf schema: a file's name is no text")

@@ -18,7 +18,7 @@ from kohort.broker.security.listeners import planned_listeners
 from kohort.broker.security.settings import security_config
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.settings.config import read_properties
-from kohort.wire.discovery import DescribeClusterRequest, MetadataRequest
+from kohort.wire.discovery import DescribeClusterRequest, DescribeConfigsRequest, MetadataRequest
 from kohort.wire.groups import FindCoordinatorRequest
 from tests.broker.raw import RawClient
 from tests.support.secured_kafka import make_certificates
@@ -340,3 +340,37 @@ def test_names_of_users_in_jaas_may_have_dots_and_dashes(tmp_path: Path) -> None
             given = login | {"sasl.username": user, "sasl.password": password}
             with Admin(broker.bootstrap_servers, **given) as admin:
                 assert admin.describe_cluster().nodes
+
+
+def test_described_broker_has_the_given_settings_of_its_listeners_and_no_secret(tmp_path: Path) -> None:
+    """As librdkafka's test of another login asks for `connections.max.reauth.ms`."""
+    of_plain = "listener.name.inside.plain.sasl.jaas.config"
+    given = {
+        "listener.security.protocol.map": "INSIDE:SASL_PLAINTEXT,OUTSIDE:PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "connections.max.reauth.ms": 5000,
+        "listener.name.inside.connections.max.reauth.ms": " 07000 ",
+        "listener.name.absent.connections.max.reauth.ms": "soon",
+        of_plain: 'org.apache.kafka.common.security.plain.PlainLoginModule required user_a="hidden-word";',
+        "ssl.keystore.password": "hidden-word",
+    }
+    with Broker(tmp_path, given, listen="INSIDE://127.0.0.1:0,OUTSIDE://127.0.0.1:0") as broker:
+        asked = DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=4, resource_name="1", configuration_keys=None
+        )
+        with RawClient(broker.listeners["OUTSIDE"]) as client:
+            answer = client.ask(DescribeConfigsRequest(resources=[asked], include_synonyms=True)).results[0]
+    assert "hidden-word" not in repr(answer)
+    found = {entry.name: entry for entry in answer.configs}
+    assert len(found) == len(answer.configs)
+    assert {name: found[name].value for name in given if name != "listener.security.protocol.map"} == {
+        "sasl.enabled.mechanisms": "PLAIN",
+        "connections.max.reauth.ms": "5000",
+        "listener.name.inside.connections.max.reauth.ms": "7000",
+        "listener.name.absent.connections.max.reauth.ms": "soon",
+        of_plain: None,
+        "ssl.keystore.password": None,
+    }
+    reauth, jaas = found["connections.max.reauth.ms"], found[of_plain]
+    assert (reauth.config_source, reauth.config_type, reauth.read_only, reauth.is_sensitive) == (4, 5, True, False)
+    assert (jaas.config_type, jaas.is_sensitive) == (9, True)

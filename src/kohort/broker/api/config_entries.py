@@ -1,7 +1,7 @@
 """Settings as DescribeConfigs shows them: of topics, this broker and groups, each with the source of its value.
 
 Kafka settings without a meaning here (controllers, replicas and so on) are not listed. Of TLS and logins only those are
-that a request has changed, and secrets without their value.
+that were given or that a request has changed, and secrets without their value.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable_se
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
-from kohort.broker.security.settings import SECRET, reloadable_tls_setting
+from kohort.broker.security.settings import SECRET, SecurityConfig, reloadable, security_name
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
@@ -47,12 +47,15 @@ class Type(IntEnum):
 
 LONGS = frozenset(
     {
-        "connections.max.idle.ms", "delete.retention.ms", "file.delete.delay.ms", "flush.messages", "flush.ms",
+        "connections.max.idle.ms", "connections.max.reauth.ms", "delete.retention.ms", "file.delete.delay.ms",
+        "flush.messages", "flush.ms",
         "local.retention.bytes", "local.retention.ms", "log.cleaner.backoff.ms",
         "log.cleaner.dedupe.buffer.size", "log.retention.check.interval.ms", "max.compaction.lag.ms",
         "message.timestamp.after.max.ms", "message.timestamp.before.max.ms", "min.compaction.lag.ms",
         "offsets.retention.check.interval.ms", "retention.bytes", "retention.ms",
-        "sasl.kerberos.min.time.before.relogin", "segment.jitter.ms", "segment.ms",
+        "sasl.kerberos.min.time.before.relogin", "sasl.oauthbearer.jwks.endpoint.refresh.ms",
+        "sasl.oauthbearer.jwks.endpoint.retry.backoff.max.ms", "sasl.oauthbearer.jwks.endpoint.retry.backoff.ms",
+        "segment.jitter.ms", "segment.ms",
     }
 )  # fmt: skip
 """Settings of 64 bits in Kafka. Other integers have 32."""
@@ -150,20 +153,38 @@ def broker_config_entries(node: Node) -> list[Entry]:
             why, fixed = setting.declaration.why, name not in alterable_settings()
             value = None if first.value is None else normalized_value(setting, first.value)
             entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
-    return [*entries, *_facts(node), *_stores(node)]
+    return [*entries, *_facts(node), *_security(node)]
 
 
-def _stores(node: Node) -> list[Entry]:
-    """Return the key store and trust store settings that requests have changed; secret ones without their values."""
+def _security(node: Node) -> list[Entry]:
+    """Return the settings of listeners' security that were given, or changed by requests; secrets without values."""
+    altered = {name: text for name, text in node.live.altered(str(node.id)).items() if reloadable(name)}
+    sources = ((altered, Source.DYNAMIC_BROKER), (node.live.security, Source.STATIC_BROKER))
     entries = []
-    for name, text in node.live.altered(str(node.id)).items():
-        if of_listener := reloadable_tls_setting(name):
-            is_secret = of_listener[1] in SECRET
-            value = None if is_secret else text
-            why, synonyms = "of one listener", (Synonym(name, value, Source.DYNAMIC_BROKER),)
-            kind = Type.PASSWORD if is_secret else Type.STRING
-            entries.append(Entry(name, value, Source.DYNAMIC_BROKER, kind, why, False, synonyms, is_secret))
+    for name in sorted({*altered, *node.live.security}):
+        base = str(security_name(name))
+        setting = settings(SecurityConfig).get(base)
+        kind = Type.BOOLEAN if setting is None else type_of(base, setting)
+        is_secret = base in SECRET
+        layers = tuple(
+            Synonym(name, None if is_secret else _text_of(setting, values[name]), source)
+            for values, source in sources
+            if name in values
+        )
+        entries.append(
+            Entry(
+                name, layers[0].value, layers[0].source, Type.PASSWORD if is_secret else kind,
+                "" if setting is None else setting.declaration.why, reloadable(name) is None, layers, is_secret,
+            )
+        )  # fmt: skip
     return entries
+
+
+def _text_of(setting: Setting | None, text: str) -> str:
+    try:
+        return text.strip().lower() if setting is None else shown_value(setting, text)
+    except InvalidInputError:  # of a listener that does not exist, so that nothing has checked it
+        return text
 
 
 def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:

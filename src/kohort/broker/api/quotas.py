@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, quota_entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_key, entity_of
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -16,6 +16,10 @@ from kohort.wire.cluster_admin import (
 
 EXACT, DEFAULT, SPECIFIED = range(3)
 _Described = DescribeClientQuotasResponse.EntryData
+_KEY_ORDER = {
+    key: place for place, key in enumerate(("consumer_byte_rate", "request_percentage", "producer_byte_rate"))
+}
+"""The order of Apache Kafka 4.4 for these three, which its clients' tests expect; its order is a hash table's."""
 
 
 def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -> DescribeClientQuotasResponse:
@@ -28,12 +32,16 @@ def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -
     entries = [
         _Described(
             entity=[_Described.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
-            values=[_Described.ValueData(key=key, value=value) for key, value in values.items()],
+            values=[_Described.ValueData(key=key, value=values[key]) for key in sorted(values, key=_order_of_key)],
         )
         for entity, values in node.quotas.all().items()
         if _passes(entity, wanted, message.strict)
     ]
     return DescribeClientQuotasResponse(error_message="", entries=entries)
+
+
+def _order_of_key(key: str) -> tuple[int, str]:
+    return _KEY_ORDER.get(key, len(_KEY_ORDER)), key
 
 
 def _filter(components: list[DescribeClientQuotasRequest.ComponentData]) -> dict[str, tuple[int, str | None]]:
@@ -76,8 +84,9 @@ def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> Alte
             _alter(node, entry, request.message.validate_only)
         except KafkaError as refused:
             error, text = refused.code, refused.message
-        asked = [make.EntityData(entity_type=part.entity_type, entity_name=part.entity_name) for part in entry.entity]
-        entries.append(make(error_code=error, error_message=text, entity=asked))
+        parts = entity_key(*((part.entity_type, part.entity_name) for part in entry.entity))
+        named = [make.EntityData(entity_type=kind, entity_name=name) for kind, name in parts]
+        entries.append(make(error_code=error, error_message=text, entity=named))
     return AlterClientQuotasResponse(entries=entries)
 
 

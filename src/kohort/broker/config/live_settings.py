@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from kohort.broker.config.json_file import read_json, write_json
@@ -67,15 +68,23 @@ class LiveSettings:
     Args:
         folder: the data folder.
         configs: the settings from the broker's start.
+        security: the properties of its listeners' security.
 
     Attributes:
         given: the settings from the broker's start.
+        security: the given properties of its listeners' security, as texts under their full names.
         broker, groups, log: the settings in effect; `log` has the defaults of topics.
         listeners: callbacks after a change.
     """
 
-    def __init__(self, folder: Path, configs: tuple[BrokerConfig, GroupConfig, LogConfig]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        configs: tuple[BrokerConfig, GroupConfig, LogConfig],
+        security: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.given = configs
+        self.security = {name: str(value) for name, value in security.items() if value is not None}
         self.broker, self.groups, self.log = configs
         self.listeners: list[Callable[[], None]] = []
         self._path = folder / FILE

@@ -171,10 +171,10 @@ RELOADABLE = (
     "ssl.truststore.password", "ssl.truststore.type",
 )  # fmt: skip
 """The settings that requests may change for one listener. Source: Kafka 4.4, SslConfigs.RECONFIGURABLE_CONFIGS."""
-SECRET = frozenset(RELOADABLE) - {
+SECRET = frozenset((*RELOADABLE, "sasl.jaas.config")) - {
     "ssl.keystore.location", "ssl.keystore.type", "ssl.truststore.location", "ssl.truststore.type",
 }  # fmt: skip
-"""The names of reloadable settings whose values are never shown; in Kafka their type is PASSWORD."""
+"""The names of settings whose values are never shown; in Kafka their type is PASSWORD."""
 
 
 def reloadable_tls_setting(key: str) -> tuple[str, str] | None:
@@ -200,13 +200,20 @@ def security_names() -> frozenset[str]:
 
 def is_security_setting(key: str) -> bool:
     """Return whether a property belongs to a listener's security, with or without the listener's prefix."""
+    return security_name(key) is not None
+
+
+def security_name(key: str) -> str | None:
+    """Return the security setting of a property, without the prefixes of a listener and a mechanism; None: another."""
     if key in security_names():
-        return True
+        return key
     if not key.startswith(PREFIX):
-        return False
+        return None
     _, _, rest = key.removeprefix(PREFIX).partition(".")
     mechanism, _, of_mechanism = rest.partition(".")
-    return rest in security_names() or (mechanism.upper() in SASL_MECHANISMS and of_mechanism in security_names())
+    if rest in security_names():
+        return rest
+    return of_mechanism if mechanism.upper() in SASL_MECHANISMS and of_mechanism in security_names() else None
 
 
 def security_config(properties: Mapping[str, Any], name: str, mechanism: str | None = None) -> SecurityConfig:
