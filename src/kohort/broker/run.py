@@ -20,9 +20,9 @@ from kohort.broker.node import Node
 from kohort.broker.routes import ROUTES, unknown_api_versions
 from kohort.broker.security.addresses import bracketed_host
 from kohort.broker.security.listener_socket import ListenerSocket
-from kohort.broker.security.listeners import named_addresses, open_listeners, planned_listeners, sasl_servers
-from kohort.broker.security.settings import is_security
-from kohort.broker.server.listener import divide_descriptors, open_file_limit
+from kohort.broker.security.listeners import listener_list_text, open_listeners, planned_listeners, sasl_servers
+from kohort.broker.security.settings import is_security_setting
+from kohort.broker.server.listener import divide_descriptors, raise_open_file_limit
 from kohort.broker.serving import Serving, print_ready_line, serve_until_ended
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.log_throttle import log_to_stderr
@@ -74,9 +74,9 @@ class BrokerServer:
     ) -> None:
         if data_dir.is_file():
             raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
-        security = {name: value for name, value in properties.items() if is_security(name)}
+        security = {name: value for name, value in properties.items() if is_security_setting(name)}
         live = LiveSettings(data_dir, broker_configs(properties), security)
-        config, descriptors = live.broker, divide_descriptors(open_file_limit())
+        config, descriptors = live.broker, divide_descriptors(raise_open_file_limit())
         limits = StoreLimits(
             open_files=descriptors.files,
             lent_files=descriptors.lent,

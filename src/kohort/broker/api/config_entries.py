@@ -14,7 +14,7 @@ from kohort.broker.config.live_settings import ALL, OF_TOPICS_ONLY, alterable_se
 from kohort.broker.config.settings import BROKER_NAMES, BrokerConfig
 from kohort.broker.node import Node
 from kohort.broker.security.addresses import bracketed_host
-from kohort.broker.security.settings import SECRET, SecurityConfig, reloadable, security_name
+from kohort.broker.security.settings import SECRET, SecurityConfig, reloadable_tls_setting, security_name
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log import FLUSH_NEVER_MS, LogConfig
@@ -158,7 +158,7 @@ def broker_config_entries(node: Node) -> list[Entry]:
 
 def _security(node: Node) -> list[Entry]:
     """Return the settings of listeners' security that were given, or changed by requests; secrets without values."""
-    altered = {name: text for name, text in node.live.altered(str(node.id)).items() if reloadable(name)}
+    altered = {name: text for name, text in node.live.altered(str(node.id)).items() if reloadable_tls_setting(name)}
     sources = ((altered, Source.DYNAMIC_BROKER), (node.live.security, Source.STATIC_BROKER))
     entries = []
     for name in sorted({*altered, *node.live.security}):
@@ -174,7 +174,8 @@ def _security(node: Node) -> list[Entry]:
         entries.append(
             Entry(
                 name, layers[0].value, layers[0].source, Type.PASSWORD if is_secret else kind,
-                "" if setting is None else setting.declaration.why, reloadable(name) is None, layers, is_secret,
+                "" if setting is None else setting.declaration.why, reloadable_tls_setting(name) is None, layers,
+                is_secret,
             )
         )  # fmt: skip
     return entries
@@ -182,7 +183,7 @@ def _security(node: Node) -> list[Entry]:
 
 def _text_of(setting: Setting | None, text: str) -> str:
     try:
-        return text.strip().lower() if setting is None else shown_value(setting, text)
+        return text.strip().lower() if setting is None else normalized_value(setting, text)
     except InvalidInputError:  # of a listener that does not exist, so that nothing has checked it
         return text
 

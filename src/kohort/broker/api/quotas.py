@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, entity_key, entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, quota_entity_key, quota_entity_of
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -84,7 +84,7 @@ def alter_quotas(node: Node, request: Request[AlterClientQuotasRequest]) -> Alte
             _alter(node, entry, request.message.validate_only)
         except KafkaError as refused:
             error, text = refused.code, refused.message
-        parts = entity_key(*((part.entity_type, part.entity_name) for part in entry.entity))
+        parts = quota_entity_key(*((part.entity_type, part.entity_name) for part in entry.entity))
         named = [make.EntityData(entity_type=kind, entity_name=name) for kind, name in parts]
         entries.append(make(error_code=error, error_message=text, entity=named))
     return AlterClientQuotasResponse(entries=entries)
