@@ -8,6 +8,7 @@ end.
 | in the job | what runs |
 |---|---|
 | `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
+| `create_sink(format="kafka")` of a pipeline | `format="kohort"` |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
 | `asyncProgressTrackingEnabled` into Kafka | without it: Spark refuses it to a Python sink |
@@ -16,6 +17,8 @@ end.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib
 import logging
@@ -113,9 +116,25 @@ class WriteBatch:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
+class CoveredBatchFunction:
+    """A job's function for `foreachBatch`, whose "kafka" is kohort's also in the session that Spark clones for it.
+
+    Spark Connect pickles the function for a process of the server, in which nothing is wrapped before the first call.
+    """
+
+    def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
+        self._function = function
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Cover the session of the batch, a clone of one that knows kohort's source, and call the function."""
+        replace_kafka_in(batch.sparkSession)
+        self._function(batch, number)
+
+
 def replace_kafka_in(session: SparkSession) -> None:
-    """Run a session's jobs for "kafka" on kohort until the session ends."""
+    """Run a session's jobs for "kafka" on kohort, whose source the session knows, until the session ends."""
     CHANGES.sessions.add(session)
+    CHANGES.registered.add(session)
     install()
 
 
@@ -175,6 +194,9 @@ def install() -> None:
             _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
             _wrap(wrapped, "toTable", _to_table)
+    with contextlib.suppress(ImportError):  # pipelines need Connect's packages, and PyYAML
+        registry = importlib.import_module("pyspark.pipelines.spark_connect_graph_element_registry")
+        _wrap(registry.SparkConnectGraphElementRegistry, "register_output", _register_output)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -218,20 +240,23 @@ def _register(session: Any) -> None:
         CHANGES.registered.add(session)
 
 
+def _register_output(registry: Any, original: Callable[..., Any], output: Any) -> Any:
+    """Register kohort's source before a pipeline's first flow, where Spark refuses it, and replace the sink "kafka"."""
+    if CHANGES.covers(registry._spark):
+        _register(registry._spark)
+        if type(output).__name__ == "Sink" and output.format.lower() in KAFKA:
+            output = dataclasses.replace(output, format="kohort")
+            CHANGES.count_change('create_sink(format="kafka") became format="kohort"')
+    return original(registry, output)
+
+
 def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
     """Wrap `foreachBatch` so that kohort also covers the cloned session that Spark passes with each batch."""
     session = _session(end)
-    if not CHANGES.covers(session) or "connect" in type(end).__module__:
+    if not CHANGES.covers(session):
         return original(end, function)
     _register(session)
-
-    @functools.wraps(function)
-    def call_with_covered_session(batch: DataFrame, number: int) -> None:
-        CHANGES.sessions.add(batch.sparkSession)
-        CHANGES.registered.add(batch.sparkSession)
-        function(batch, number)
-
-    return original(end, call_with_covered_session)
+    return original(end, CoveredBatchFunction(function))
 
 
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:

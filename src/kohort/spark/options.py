@@ -250,6 +250,14 @@ class SourceOptions(ClientOptions):
         """Return the partitions of `assign`, in order."""
         return partitions_of_json("assign", self.assign) if self.assign is not None else ()
 
+    def chosen_topics(self) -> str:
+        """Return the choice of topics in the words of Spark's own source, such as Subscribe[a, b] or Assign[a-0]."""
+        if self.subscribe_pattern is not None:
+            return f"SubscribePattern[{self.subscribe_pattern}]"
+        if self.assign is not None:
+            return f"Assign[{', '.join(map(str, self.assigned()))}]"
+        return f"Subscribe[{', '.join(self.subscribe or ())}]"
+
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
     """Parse the options of one read.
