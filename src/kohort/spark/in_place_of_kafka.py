@@ -8,6 +8,7 @@ end.
 | in the job | what runs |
 |---|---|
 | `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
+| `spark.sql("CREATE TEMPORARY VIEW … USING kafka …")` | `USING kohort` |
 | `create_sink(format="kafka")` of a pipeline | `format="kohort"` |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
@@ -50,6 +51,13 @@ _CLASSES: Final = (
     ("pyspark.sql.connect.readwriter", "DataFrameWriter", "writer"),
     ("pyspark.sql.connect.streaming.readwriter", "DataStreamWriter", "stream writer"),
 )
+_SESSIONS: Final = ("pyspark.sql.session", "pyspark.sql.connect.session")
+_STATEMENT: Final = re.compile(
+    r"(?P<before>(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s[^'\"]*?\sUSING\s+)(?P<quote>`?)"
+    rf"(?:{'|'.join(map(re.escape, KAFKA))})(?P=quote)(?=[\s(;]|$)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A statement's beginning that creates a view or table of Spark's Kafka source; no text before `USING` is quoted."""
 _PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-")
 _SAVE: Final = ("path", "format", "mode", "partitionBy")
 _START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
@@ -194,6 +202,9 @@ def install() -> None:
             _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
             _wrap(wrapped, "toTable", _to_table)
+    for module in _SESSIONS:
+        with contextlib.suppress(ImportError):  # as above
+            _wrap(importlib.import_module(module).SparkSession, "sql", _sql)
     with contextlib.suppress(ImportError):  # pipelines need Connect's packages, and PyYAML
         registry = importlib.import_module("pyspark.pipelines.spark_connect_graph_element_registry")
         _wrap(registry.SparkConnectGraphElementRegistry, "register_output", _register_output)
@@ -238,6 +249,23 @@ def _register(session: Any) -> None:
     if session not in CHANGES.registered:
         register_source(session)
         CHANGES.registered.add(session)
+
+
+def _sql(session: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Run a statement, which may be an argument by position or by name, with kohort's source for "kafka"."""
+    query = args[0] if args else given.get("sqlQuery")
+    if not isinstance(query, str) or not CHANGES.covers(session) or (changed := statement_in_place(query)) == query:
+        return original(session, *args, **given)
+    _register(session)
+    CHANGES.count_change("CREATE … USING kafka became USING kohort")
+    return original(session, changed, *args[1:], **{name: value for name, value in given.items() if name != "sqlQuery"})
+
+
+def statement_in_place(query: str) -> str:
+    """Return a statement of SQL; if it creates a view or table of Spark's Kafka source, with kohort's."""
+    return (
+        _STATEMENT.sub(lambda found: f"{found['before']}kohort", query, count=1) if _STATEMENT.match(query) else query
+    )
 
 
 def _register_output(registry: Any, original: Callable[..., Any], output: Any) -> Any:
