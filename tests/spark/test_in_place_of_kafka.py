@@ -15,7 +15,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort import Admin, Broker, InvalidInputError, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.spark import register
-from kohort.spark.in_place_of_kafka import CHANGES, replace_kafka_everywhere, without_source_packages
+from kohort.spark.in_place_of_kafka import CHANGES, cover_everything, statement_in_place, without_source_packages
 from kohort.spark.registration import require_pyspark
 
 pytestmark = LAST_RESORT
@@ -106,9 +106,12 @@ def test_in_a_notebook_one_session_is_covered_and_another_is_not(spark: Any) -> 
             for name in ("kafka", "org.apache.spark.sql.kafka010.KafkaSourceProvider"):
                 read = session.read.format(name).option("kafka.bootstrap.servers", broker.bootstrap_servers)
                 assert [row.value for row in read.option("subscribe", "t").load().collect()] == [b"1"]
-            with contextlib.suppress(AnalysisException):  # Spark's own source can't be had here
-                other = spark.read.format("kafka").option("kafka.bootstrap.servers", "x").option("subscribe", "t")
-                assert "KafkaRelation(" in other.load()._jdf.queryExecution().analyzed().toString()
+            options = f"`kafka.bootstrap.servers` '{broker.bootstrap_servers}', subscribe 't'"
+            session.sql(f"CREATE TEMPORARY VIEW in_place USING kafka OPTIONS ({options})")
+            assert [row.value for row in session.sql("SELECT value FROM in_place").collect()] == [b"1"]
+            session.sql(sqlQuery="DROP VIEW in_place")
+            with pytest.raises(Exception, match=r"(?i)kafka"):
+                spark.read.format("kafka").option("kafka.bootstrap.servers", "x").option("subscribe", "t").load()
         finally:
             CHANGES.sessions.discard(session)
 
@@ -124,3 +127,25 @@ def test_in_a_notebook_one_session_is_covered_and_another_is_not(spark: Any) -> 
 )
 def test_packages_of_sparks_kafka_source_are_left_out(given: str, left: str) -> None:
     assert without_source_packages(given) == left
+
+
+@pytest.mark.parametrize(
+    ("given", "run"),
+    [
+        ("CREATE TEMPORARY VIEW v USING kafka OPTIONS (a 'b')", "CREATE TEMPORARY VIEW v USING kohort OPTIONS (a 'b')"),
+        (
+            "-- orders\n create or replace temp view v\nusing `KAFKA`",
+            "-- orders\n create or replace temp view v\nusing kohort",
+        ),
+        ("/* a 'b' */CREATE TABLE t (a INT) USING Kafka;", "/* a 'b' */CREATE TABLE t (a INT) USING kohort;"),
+        ("CREATE TABLE t USING org.apache.spark.sql.kafka010.KafkaSourceProvider", "CREATE TABLE t USING kohort"),
+        ("CREATE TABLE t USING kafkaesque", None),
+        ("CREATE TABLE t COMMENT 'x USING kafka' AS SELECT 1", None),
+        ("CREATE TABLE t USING parquet COMMENT ' USING kafka '", None),
+        ("SELECT 'CREATE TABLE t USING kafka'", None),
+        ("INSERT INTO kafka SELECT 1", None),
+    ],
+    ids=["view", "comment", "table", "class", "longer", "text", "comment of a table", "select", "insert"],
+)
+def test_statement_that_creates_a_view_of_kafka_is_kohorts_and_others_stay(given: str, run: str | None) -> None:
+    assert statement_in_place(given) == (given if run is None else run)

@@ -36,7 +36,7 @@ def batch(*spans: tuple[TopicPartition, int, int]) -> dict[str, Any]:
 def source(start: Any, end: Any, ends: dict[TopicPartition, int] | None, group: str | None = "g") -> dict[str, Any]:
     """A source's progress as the JVM reports it; `ends` are the ends of the partitions, None: no report yet."""
     member = MemberProgress("m", 2, None)
-    report = None if ends is None else lag_report({ONE: 2, TWO: 4}, ends, 3, group, member)
+    report = None if ends is None else lag_report({ONE: 2, TWO: 4}, ends, 3, group, member, "SubscribePattern[t$]")
     return {"description": "kohort", "startOffset": start, "endOffset": end, "latestOffset": report, "numInputRows": 4}
 
 
@@ -57,6 +57,14 @@ def test_offsets_are_by_topic_and_partition_and_lag_is_a_metric() -> None:
         "rebalances": "2",
         "lag": "5",
     }
+
+
+def test_description_is_that_of_sparks_own_source() -> None:
+    """A public listener commits the offsets of those sources whose description begins with "KafkaV2"."""
+    found = in_kafka_form(source(None, batch((ONE, 0, 2)), {ONE: 7}))
+    assert found is not None and found["description"] == "KafkaV2[SubscribePattern[t$]]"
+    without_report = in_kafka_form(source(None, batch((ONE, 0, 2)), None))
+    assert without_report is not None and without_report["description"] == "KafkaV2[Subscribe[t]]"
 
 
 def test_offsets_that_are_text_stay_text() -> None:
@@ -119,6 +127,7 @@ def test_progress_of_connect_and_of_a_query_is_made_of_the_same_json() -> None:
         "sink": {"description": "noop", "numOutputRows": 4},
     }
     progress = StreamingQueryProgress.fromJson(report)
+    assert progress.sources[0].description == progress["sources"][0]["description"] == "KafkaV2[SubscribePattern[t$]]"
     assert json.loads(progress.sources[0].endOffset) == {"t": {"0": 2}}
     assert json.loads(progress["sources"][0]["startOffset"]) is None
     assert progress.sources[0].metrics["avgOffsetsBehindLatest"] == "1.0"

@@ -150,6 +150,33 @@ def test_limits_of_a_stream_in_a_batch_read_are_passed_over_as_spark_does_or_ref
             parse_options({**LEAST, name: "5", "group.id": "g"}, streaming=False)
 
 
+def test_end_by_a_time_is_passed_over_by_a_stream_as_spark_does() -> None:
+    """Spark's own source refuses the other two ends in a stream, and a public job's stream with this one reads on."""
+    (text,) = parse_options({**LEAST, "endingTimestamp": "5"}, streaming=True).ignored
+    assert text == "endingTimestamp (a stream of Spark's Kafka source ignores it too)"
+    assert parse_options({**LEAST, "endingTimestamp": "5"}, streaming=False).ignored == []
+    with pytest.raises(InvalidInputError, match="endingOffsetsByTimestamp belongs to a batch read"):
+        parse_options({**LEAST, "endingOffsetsByTimestamp": '{"flights":{"0":1}}'}, streaming=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [("maxOffsetsPerTrigger", "a batch read"), ("endingTimestamp", "a stream")],
+    ids=["batch", "stream"],
+)
+def test_option_of_the_other_kind_of_read_is_in_a_warning(
+    given: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kind is known after `schema`, whose warning had nothing of it."""
+    source = KohortDataSource({**LEAST, given: "5"})
+    source.schema()
+    assert caplog.messages == []
+    reader = source.streamReader if kind == "a stream" else source.reader
+    reader(from_arrow_schema(arrow_schema(columns_of(parse_options(LEAST)))))
+    (text,) = caplog.messages
+    assert text.startswith(f"options that have no effect here: {given} ({kind} of Spark's Kafka source ignores it too)")
+
+
 def test_in_a_region_limits_count_and_a_start_is_taken_without_effect() -> None:
     more = {"REGIONSEAT": "5e", "group.id": "g", "maxOffsetsPerTrigger": "10", "startingOffsets": "earliest"}
     options = parse_options({**LEAST, **more}, streaming=True)

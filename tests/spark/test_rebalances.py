@@ -97,7 +97,7 @@ def test_each_has_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_the_progress_is_plain_json() -> None:
     part = TopicPartition("flights", 0)
-    reported = lag_report({part: 3}, {part: 5}, 7, "etl", MemberProgress("m-1", 4, 12.6))
+    reported = lag_report({part: 3}, {part: 5}, 7, "etl", MemberProgress("m-1", 4, 12.6), "Subscribe[flights]")
     assert json.loads(json.dumps(reported)) == {
         "group": "etl",
         "member": "m-1",
@@ -105,6 +105,7 @@ def test_the_progress_is_plain_json() -> None:
         "rebalances": 4,
         "lastDowntimeMs": 13,
         "lag": 2,
+        "chosen": "Subscribe[flights]",
         "topics": {"flights": {"0": {"position": 3, "end": 5, "lag": 2}}},
     }
 

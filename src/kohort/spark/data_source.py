@@ -159,7 +159,7 @@ class KohortDataSource(DataSource):
             table = parse_table_options(self._raw)
             refuse_other(schema, TABLES[table.table].arrow, "")
             return TableReader(table)
-        options = self._options(streaming=False)
+        options = self._options_of_a_read(streaming=False)
         columns = columns_of(options)
         return KohortReader(options, columns, _values(options, schema, columns))
 
@@ -176,7 +176,7 @@ class KohortDataSource(DataSource):
 
         if is_table(self._raw):
             raise InvalidInputError("tables can't be streamed: use spark.read, which reads them anew each time")
-        options = self._options(streaming=True)
+        options = self._options_of_a_read(streaming=True)
         columns = columns_of(options)
         values = _values(options, schema, columns)
         return KohortStreamReader(options, columns, self.address, values, load=self._load)
@@ -221,6 +221,12 @@ class KohortDataSource(DataSource):
 
     def _options(self, *, streaming: bool | None = None) -> SourceOptions:
         return parse_options(self._raw, streaming=streaming)
+
+    def _options_of_a_read(self, *, streaming: bool) -> SourceOptions:
+        """Parse the options, and warn of those that this kind of read ignores: `schema` does not know the kind."""
+        options, of_any = self._options(streaming=streaming), self._options().ignored
+        self._warn(note for note in options.ignored if note not in of_any)
+        return options
 
     def _warn(self, ignored_options: Iterable[str]) -> None:
         """Log options without effect once for each `load()`, write or query, though each batch has a new sink."""

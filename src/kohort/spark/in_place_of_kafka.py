@@ -8,6 +8,8 @@ end.
 | in the job | what runs |
 |---|---|
 | `format("kafka")` of a reader or writer, or Spark's class | `format("kohort")`, registered with the first use |
+| `spark.sql("CREATE TEMPORARY VIEW … USING kafka …")` | `USING kohort` |
+| `create_sink(format="kafka")` of a pipeline | `format="kohort"` |
 | `df.write.format("kafka").save()` without a mode | mode append: Spark refuses a Python sink without one |
 | `outputMode("update")` into Kafka | `foreachBatch`: Spark refuses update mode to a Python sink |
 | `asyncProgressTrackingEnabled` into Kafka | without it: Spark refuses it to a Python sink |
@@ -16,6 +18,8 @@ end.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
 import importlib
 import logging
@@ -47,6 +51,13 @@ _CLASSES: Final = (
     ("pyspark.sql.connect.readwriter", "DataFrameWriter", "writer"),
     ("pyspark.sql.connect.streaming.readwriter", "DataStreamWriter", "stream writer"),
 )
+_SESSIONS: Final = ("pyspark.sql.session", "pyspark.sql.connect.session")
+_STATEMENT: Final = re.compile(
+    r"(?P<before>(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s[^'\"]*?\sUSING\s+)(?P<quote>`?)"
+    rf"(?:{'|'.join(map(re.escape, KAFKA))})(?P=quote)(?=[\s(;]|$)",
+    re.IGNORECASE | re.DOTALL,
+)
+"""A statement's beginning that creates a view or table of Spark's Kafka source; no text before `USING` is quoted."""
 _PACKAGE: Final = re.compile(r"^org\.apache\.spark:spark-(sql|streaming)-kafka-")
 _SAVE: Final = ("path", "format", "mode", "partitionBy")
 _START: Final = ("path", "format", "outputMode", "partitionBy", "queryName")
@@ -113,9 +124,25 @@ class BatchTopicWriter:
         batch.write.format("kohort").options(**self._options).mode("append").save()
 
 
+class CoveredBatchFunction:
+    """A job's function for `foreachBatch`, whose "kafka" is kohort's also in the session that Spark clones for it.
+
+    Spark Connect pickles the function for a process of the server, in which nothing is wrapped before the first call.
+    """
+
+    def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
+        self._function = function
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        """Cover the session of the batch, a clone of one that knows kohort's source, and call the function."""
+        replace_kafka_in(batch.sparkSession)
+        self._function(batch, number)
+
+
 def replace_kafka_in(session: SparkSession) -> None:
-    """Run a session's jobs for "kafka" on kohort until the session ends."""
+    """Run a session's jobs for "kafka" on kohort, whose source the session knows, until the session ends."""
     CHANGES.sessions.add(session)
+    CHANGES.registered.add(session)
     install()
 
 
@@ -175,6 +202,12 @@ def install() -> None:
             _wrap(wrapped, "foreachBatch", _foreach_batch)
             _wrap(wrapped, "start", _start)
             _wrap(wrapped, "toTable", _to_table)
+    for module in _SESSIONS:
+        with contextlib.suppress(ImportError):  # as above
+            _wrap(importlib.import_module(module).SparkSession, "sql", _sql)
+    with contextlib.suppress(ImportError):  # pipelines need Connect's packages, and PyYAML
+        registry = importlib.import_module("pyspark.pipelines.spark_connect_graph_element_registry")
+        _wrap(registry.SparkConnectGraphElementRegistry, "register_output", _register_output)
 
 
 def _wrap(owner: type, name: str, wrapper: Callable[..., Any]) -> None:
@@ -218,20 +251,40 @@ def _register(session: Any) -> None:
         CHANGES.registered.add(session)
 
 
+def _sql(session: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
+    """Run a statement, which may be an argument by position or by name, with kohort's source for "kafka"."""
+    query = args[0] if args else given.get("sqlQuery")
+    if not isinstance(query, str) or not CHANGES.covers(session) or (changed := statement_in_place(query)) == query:
+        return original(session, *args, **given)
+    _register(session)
+    CHANGES.count_change("CREATE … USING kafka became USING kohort")
+    return original(session, changed, *args[1:], **{name: value for name, value in given.items() if name != "sqlQuery"})
+
+
+def statement_in_place(query: str) -> str:
+    """Return a statement of SQL; if it creates a view or table of Spark's Kafka source, with kohort's."""
+    return (
+        _STATEMENT.sub(lambda found: f"{found['before']}kohort", query, count=1) if _STATEMENT.match(query) else query
+    )
+
+
+def _register_output(registry: Any, original: Callable[..., Any], output: Any) -> Any:
+    """Register kohort's source before a pipeline's first flow, where Spark refuses it, and replace the sink "kafka"."""
+    if CHANGES.covers(registry._spark):
+        _register(registry._spark)
+        if type(output).__name__ == "Sink" and output.format.lower() in KAFKA:
+            output = dataclasses.replace(output, format="kohort")
+            CHANGES.count_change('create_sink(format="kafka") became format="kohort"')
+    return original(registry, output)
+
+
 def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
     """Wrap `foreachBatch` so that kohort also covers the cloned session that Spark passes with each batch."""
     session = _session(end)
-    if not CHANGES.covers(session) or "connect" in type(end).__module__:
+    if not CHANGES.covers(session):
         return original(end, function)
     _register(session)
-
-    @functools.wraps(function)
-    def call_with_covered_session(batch: DataFrame, number: int) -> None:
-        CHANGES.sessions.add(batch.sparkSession)
-        CHANGES.registered.add(batch.sparkSession)
-        function(batch, number)
-
-    return original(end, call_with_covered_session)
+    return original(end, CoveredBatchFunction(function))
 
 
 def _option(end: Any, original: Callable[..., Any], key: str, value: Any) -> Any:

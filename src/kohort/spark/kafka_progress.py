@@ -28,7 +28,8 @@ def source_progress_in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] |
         source: the entry as Spark's JSON has it. Its offsets are objects; for `lastProgress` on Spark Connect, text.
 
     Returns:
-        The entry with other offsets and metrics, the offsets in the type that they had; None if another source's.
+        The entry with another description, offsets and metrics, the offsets in the type that they had; None if another
+        source's. Monitors find a query's Kafka sources by "KafkaV2" in their description.
     """
     start, end, report = (_decoded(source.get(name)) for name in _OFFSETS)
     if not _is_kohort(end):
@@ -42,11 +43,13 @@ def source_progress_in_kafka_form(source: Mapping[str, Any]) -> dict[str, Any] |
         }
         more["latestOffset"] = latest
         metrics = {"metrics": dict(source.get("metrics") or {}) | _metrics(consumed, latest, report)}
+        chosen = report.get("chosen")
     else:
-        metrics = {}
+        metrics, chosen = {}, ""
     if isinstance(source["endOffset"], str):
         more = {name: offset and json.dumps(offset, separators=(",", ":")) for name, offset in more.items()}
-    return {**source, **more, **metrics}
+    chosen = chosen or f"Subscribe[{', '.join(consumed)}]"
+    return {**source, "description": f"KafkaV2[{chosen}]", **more, **metrics}
 
 
 def _decoded(offset: object) -> Any:
@@ -141,6 +144,7 @@ def _from_java(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 def _replace(source: Any, found: dict[str, Any]) -> None:
     """Give a `SourceProgress` the offsets and metrics of an entry; an absent offset stays the text "None"."""
     source._jprogress, source._jdict = None, found
+    source["description"] = found["description"]
     for name in _OFFSETS:
         if isinstance(found.get(name), dict):
             source[name] = json.dumps(found[name], separators=(",", ":"))

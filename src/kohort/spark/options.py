@@ -58,7 +58,9 @@ The first is one of Spark's own Kafka source. The others are frequent in jobs, a
 moves here must not become a member of a group by them.
 """
 _SIZE = re.compile(r"\s*(\d+)([bkmgtp])b?\s*", re.ASCII | re.IGNORECASE)
-BATCH_ONLY = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp")
+IGNORED_BY_A_STREAM = ("endingTimestamp",)
+"""Options of a batch read that Spark's own source ignores in a stream; it refuses the other ends there."""
 
 EARLIEST = -2
 """Stands for the earliest offset in the JSON forms, as in Spark's Kafka source."""
@@ -256,6 +258,14 @@ class SourceOptions(ClientOptions):
         """Return the partitions of `assign`, in order."""
         return parse_partition_lists("assign", self.assign) if self.assign is not None else ()
 
+    def chosen_topics(self) -> str:
+        """Return the choice of topics in the words of Spark's own source, such as Subscribe[a, b] or Assign[a-0]."""
+        if self.subscribe_pattern is not None:
+            return f"SubscribePattern[{self.subscribe_pattern}]"
+        if self.assign is not None:
+            return f"Assign[{', '.join(map(str, self.assigned()))}]"
+        return f"Subscribe[{', '.join(self.subscribe or ())}]"
+
 
 def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> SourceOptions:
     """Parse the options of one read.
@@ -293,10 +303,11 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         *client.ignored,
         ignored_options_note(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
     ]
-    if streaming is False:
-        of_streams = [name for name in IGNORED_BY_A_BATCH if name in own]
+    if streaming is not None:
+        kind, passed_over = ("a stream", IGNORED_BY_A_STREAM) if streaming else ("a batch read", IGNORED_BY_A_BATCH)
+        of_others = [name for name in passed_over if name in own]
         ignored_options.append(
-            ignored_options_note(of_streams, f"a batch read of {SPARKS_SOURCE} ignores {it_or_these(of_streams)} too")
+            ignored_options_note(of_others, f"{kind} of {SPARKS_SOURCE} ignores {it_or_these(of_others)} too")
         )
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored_options(options.ignored, options.strict_options)

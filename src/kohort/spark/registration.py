@@ -53,8 +53,11 @@ def register_source(spark: SparkSession) -> None:
     from kohort.spark.tasks.workers import use_this_python
 
     use_this_python(spark)
+    address = install(spark)
+    if address is None:
+        _wrap_connect_client()
     with _active(spark):
-        spark.dataSource.register(KohortDataSource.reaching(install(spark)))
+        spark.dataSource.register(KohortDataSource.reaching(address))
     _wrap_writers()
     kafka_progress.wrap_progress()
 
@@ -122,3 +125,33 @@ def _in_thread(original: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]
         return original(writer, source)
 
     return format_in_thread
+
+
+_ACCUMULATOR: Final = "__python_accumulator__"
+"""The name by which a Connect server sends accumulators of Python workers, such as those of a Python source."""
+
+
+@functools.cache
+def _wrap_connect_client() -> None:
+    """Keep accumulators of Python workers from what Connect's client hands on, once for all sessions of this process.
+
+    The client itself has used them by then. The command `spark-pipelines` does not know them: it ends with the error
+    UNKNOWN_RESPONSE and exit status 1, although its run has completed.
+    """
+    from pyspark.sql.connect.client.core import SparkConnectClient
+
+    name = "_execute_and_fetch_as_iterator"
+    if hasattr(SparkConnectClient, name):
+        setattr(SparkConnectClient, name, _without_accumulators(getattr(SparkConnectClient, name)))
+
+
+def _without_accumulators(original: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """Return a client's method that gives the answers of a request without accumulators of Python workers."""
+
+    @functools.wraps(original)
+    def answers(client: Any, *args: Any, **given: Any) -> Iterator[Any]:
+        for answer in original(client, *args, **given):
+            if getattr(answer, "name", None) != _ACCUMULATOR:
+                yield answer
+
+    return answers

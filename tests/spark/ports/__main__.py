@@ -38,6 +38,8 @@ CHAPTERS = (
     "exchanges",
     "restarts",
     "launchers",
+    "streams",
+    "looks",
 )
 
 

@@ -33,6 +33,7 @@ def lag_report(
     generation: int,
     group: str | None,
     member_progress: MemberProgress,
+    chosen: str = "",
 ) -> dict[str, Any]:
     """Return a query's positions and the ends of its partitions, as plain JSON.
 
@@ -42,6 +43,7 @@ def lag_report(
         generation: the group's generation; -1 without a group.
         group: the group's name; None: the query has no group.
         member_progress: the query's group membership.
+        chosen: the choice of topics, as `SourceOptions.chosen_topics` gives it.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -60,6 +62,7 @@ def lag_report(
         "rebalances": member_progress.rebalances,
         "lastDowntimeMs": downtime_ms,
         "lag": lag,
+        "chosen": chosen,
         "topics": topics,
     }
 
@@ -430,8 +433,9 @@ class SourceQuery:
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
+        options, member_progress = self._options, self._coordinator.member_progress()
         return lag_report(
-            self._positions, self._ends, generation, self._options.group_id, self._coordinator.member_progress()
+            self._positions, self._ends, generation, options.group_id, member_progress, options.chosen_topics()
         )
 
     def close(self) -> None:
