@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import AnalysisException
 from tests.support.waiting import LAST_RESORT
 
 from kohort import Admin, Broker, InvalidInputError, Producer
 from kohort.client.admin.values import NewTopic
 from kohort.spark import register
-from kohort.spark.in_place_of_kafka import CHANGES, cover_everything, statement_in_place, without_source_packages
+from kohort.spark.in_place_of_kafka import (
+    CHANGES,
+    replace_kafka_everywhere,
+    statement_in_place,
+    without_source_packages,
+)
 from kohort.spark.registration import require_pyspark
 
 pytestmark = LAST_RESORT

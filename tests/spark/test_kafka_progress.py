@@ -61,9 +61,9 @@ def test_offsets_are_by_topic_and_partition_and_lag_is_a_metric() -> None:
 
 def test_description_is_that_of_sparks_own_source() -> None:
     """A public listener commits the offsets of those sources whose description begins with "KafkaV2"."""
-    found = in_kafka_form(source(None, batch((ONE, 0, 2)), {ONE: 7}))
+    found = source_progress_in_kafka_form(source(None, batch((ONE, 0, 2)), {ONE: 7}))
     assert found is not None and found["description"] == "KafkaV2[SubscribePattern[t$]]"
-    without_report = in_kafka_form(source(None, batch((ONE, 0, 2)), None))
+    without_report = source_progress_in_kafka_form(source(None, batch((ONE, 0, 2)), None))
     assert without_report is not None and without_report["description"] == "KafkaV2[Subscribe[t]]"
 
 
