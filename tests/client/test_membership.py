@@ -29,7 +29,7 @@ from kohort.wire.groups import (
     SyncGroupResponse,
 )
 from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
-from tests.client.virtual import GARBLE, PARK, VirtualCluster
+from tests.client.virtual import DROP, GARBLE, PARK, VirtualCluster
 
 
 def parts(*numbers: int, topic: str = "a") -> tuple[TopicPartition, ...]:
@@ -682,6 +682,61 @@ def test_a_member_that_is_not_polled_leaves_and_rejoins_with_the_next_poll() -> 
     member.record_poll()
     trial.world.run(21_000)
     assert member.holds_assignment and trial.generation == 2
+
+
+@pytest.mark.parametrize("asked_by", ["leader", "itself"])
+@pytest.mark.parametrize("polls", [False, True], ids=["not-polled", "polled-and-held"])
+def test_a_member_that_does_not_release_what_is_revoked_leaves_and_joins_again(asked_by: str, polls: bool) -> None:
+    """The coordinator waits for nobody meanwhile: the group is stable for it."""
+    trial = Coordinator("cooperative-sticky" if asked_by == "leader" else "range", max_poll_interval_ms=5_000)
+    member = trial.subscribe("a")
+    if asked_by == "leader":
+        trial.rebalance(*parts(0, 1))
+    else:
+        trial.member.request_rejoin("the topics changed")
+        trial.world.run(1_000)
+    assert member.state is MemberState.REVOKING and member.revocation is not None and not member.revocation.lost
+    for at_ms in range(2_000, 9_000, 500):
+        trial.world.run(at_ms)
+        if polls:
+            member.record_poll()
+    assert member.revocation is not None and member.revocation.lost
+    assert member.revocation.partitions == parts(0, 1, 2, 3) and not member.is_joined
+    (leave,) = trial.world.sent("LeaveGroup")
+    reason = leave.message.members[0].reason
+    assert reason == ("revoked partitions not released for 5000 ms" if polls else "not polled for 5000 ms")
+    beats = len(trial.world.sent("Heartbeat"))
+    trial.world.run(20_000)
+    assert len(trial.world.sent("Heartbeat")) == beats, "a member that has left sends none"
+    member.record_poll()
+    member.release()
+    trial.world.run(21_000)
+    assert member.holds_assignment and member.assignment.member_id
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["joined", "joining"])
+def test_a_member_that_does_not_acknowledge_a_loss_while_it_joins_leaves(answered: bool) -> None:
+    trial = Coordinator("cooperative-sticky", max_poll_interval_ms=15_000, session_timeout_ms=6_000)
+    member = trial.subscribe("a")
+    trial.world.handlers["JoinGroup"] = lambda message, version: PARK
+    trial.world.handlers["Heartbeat"] = lambda message, version: DROP
+    member.request_rejoin("the topics changed")  # type: ignore[attr-defined]
+    trial.world.run(8_000)
+    assert member.revocation is not None and member.revocation.lost
+    trial.world.handlers["Heartbeat"] = lambda message, version: HeartbeatResponse(error_code=ErrorCode.NONE)
+    trial.world.handlers["JoinGroup"] = trial.join
+    (join,) = trial.world.parked
+    refused = JoinGroupResponse(error_code=ErrorCode.NOT_COORDINATOR, protocol_name="", member_id="m-1")
+    trial.world.answer(join, trial.join(join.message, 0) if answered else refused)
+    trial.world.run(14_000)
+    assert member.is_joined and not trial.world.sent("LeaveGroup")
+    trial.world.run(40_000)
+    assert [leave.message.members[0].reason for leave in trial.world.sent("LeaveGroup")] == ["not polled for 15000 ms"]
+    assert not member.is_joined and member.revocation is not None and member.revocation.lost
+    member.record_poll()
+    member.release()
+    trial.world.run(41_000)
+    assert member.holds_assignment and member.assignment.partitions == parts(0, 1, 2, 3)
 
 
 def test_leave_is_sent_even_while_a_join_is_waiting() -> None:

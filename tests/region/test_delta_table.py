@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -324,19 +326,73 @@ def test_types_that_it_keeps_in_its_own_form(tmp_path: Path, given: pa.DataType,
     sink.check(schema)
 
 
-def test_statistics_leave_out_what_could_mislead() -> None:
+def test_statistics_are_bounds_of_every_value() -> None:
     rows = pa.table({
-        "n": [3, None, -1], "long": ["a" * (TEXT_MAX + 1), "b", "c"], "real": [float("nan"), 1.0, 2.0],
-        "at": pa.array([0, 1, None], pa.timestamp("us", "UTC")),
-        "far": pa.array([2**60, 0, 1], pa.timestamp("us", "UTC")),
-        "list": [[1], [], None],
+        "n": [3, None, -1], "long": ["a" * (TEXT_MAX + 1), "b" * 40, "c"], "real": [0.0, 1.5, -0.0],
+        "at": pa.array([0, 1, None], pa.timestamp("us", "UTC")), "list": [[1], [], None], "yes": [True, None, False],
+        "fare": pa.array([Decimal("-0.01"), Decimal("9999999999999999.99"), None], pa.decimal128(18, 2)),
+        "none": pa.array([None] * 3, pa.int32()), "raw": [b"a", b"b", None],
     })  # fmt: skip
-    said = json.loads(statistics(rows))
-    assert said["minValues"] == {"n": -1, "at": "1970-01-01T00:00:00.000000Z"}
-    assert said["maxValues"] == {"n": 3, "at": "1970-01-01T00:00:00.000001Z"}
+    said = json.loads(statistics(rows), parse_float=str)
+    assert said["minValues"] == {
+        "n": -1, "long": "a" * TEXT_MAX, "real": "-0.0", "at": "1970-01-01T00:00:00.000000Z", "yes": False,
+        "fare": "-0.01",
+    }  # fmt: skip
+    assert said["maxValues"] == {
+        "n": 3, "long": "c", "real": "1.5", "at": "1970-01-01T00:00:00.000001Z", "yes": True,
+        "fare": "9999999999999999.99",
+    }  # fmt: skip
     assert said["numRecords"] == 3 and said["nullCount"]["n"] == 1 and "list" not in said["nullCount"]
     wide = pa.table({f"c{n}": [n] for n in range(COLUMNS_MAX + 5)})
     assert len(json.loads(statistics(wide))["minValues"]) == COLUMNS_MAX
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([float("nan"), 1.0]), pa.array([float("-inf")], pa.float32()),
+        pa.array([2**60, 0, 1], pa.timestamp("us", "UTC")),
+    ],
+    ids=["nan", "infinity", "year-38000"],
+)  # fmt: skip
+def test_a_file_with_a_value_that_json_can_not_say_has_no_bounds(values: Any) -> None:
+    """Bounds of other columns beside none of this would hide its rows from delta-rs."""
+    said = json.loads(statistics(pa.table({"x": values, "n": range(len(values))})))
+    assert said == {"numRecords": len(values), "nullCount": {"x": 0, "n": 0}}
+
+
+LONG = ["a" * 100, "a" * 99 + "b", "é" * 33, "\U0010ffff" * 40, "a" * 32 + "\U0010ffff" * 2 + "z", ""]
+FILTERED: dict[str, Any] = {
+    "text": pa.array([*LONG, None]),
+    "float": pa.array([1.5, -0.0, 0.0, 5e-324, 1.7e308, float("inf"), float("-inf"), None]),
+    "float32": pa.array([0.1, 3.4e38, None], pa.float32()),
+    "decimal": pa.array([Decimal("9" * 28 + "." + "9" * 10), Decimal("-0.0000000001"), None], pa.decimal128(38, 10)),
+    "bool": pa.array([True, False, None]),
+    "date": pa.array([datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
+    "binary": pa.array([b"", b"\xff" * 50, None]),
+}
+
+
+@pytest.mark.parametrize("kind", FILTERED)
+def test_readers_that_filter_find_each_row(kind: str, tmp_path: Path) -> None:
+    """A file for each value, so that bounds decide which of them is read."""
+    values = FILTERED[kind]
+    schema = pa.schema([("id", pa.int64()), ("x", values.type)])
+    sink = DeltaTable(tmp_path / "flights").bind("flights", REGION)
+    sink.check(schema)
+    for number, value in enumerate(values):
+        rows = pa.table([[number], pa.array([value.as_py()], values.type)], schema=schema)
+        sink.stage(key(number), rows)
+    sink.publish(1, [key(number) for number in range(len(values))])
+    reader = deltalake.DeltaTable(sink.path)
+    for value in values:
+        field = pc.field("x")
+        if value.is_valid:
+            for asked, compare in ((field == value, pc.equal), (field >= value, pc.greater_equal)):
+                found = reader.to_pyarrow_dataset().to_table(filter=asked)["id"].to_pylist()
+                assert sorted(found) == [at for at, same in enumerate(compare(values, value)) if same.as_py()]
+    missing = reader.to_pyarrow_dataset().to_table(filter=pc.field("x").is_null())["id"].to_pylist()
+    assert missing == [len(values) - 1]
 
 
 def test_an_empty_text_as_a_partition(tmp_path: Path) -> None:

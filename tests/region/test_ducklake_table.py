@@ -386,6 +386,25 @@ def test_a_reader_that_filters_finds_rows_with_nan(tmp_path: Path) -> None:
     assert ask(tmp_path, "SELECT count(*) FROM {lake}.air.flights WHERE id = 1") == [(2,)]
 
 
+def test_a_reader_that_filters_finds_rows_of_the_type_float(tmp_path: Path) -> None:
+    """DuckLake compares such a column with its statistics as numbers of twice the size, which are seldom equal."""
+    schema = pa.schema([("id", pa.int64()), ("x", pa.float32()), ("in", pa.struct([("y", pa.float32())]))])
+    sink = DuckLakeTable("air.flights", lake=tmp_path).bind("flights", REGION)
+    sink.check(schema)
+    values = pa.array(
+        [0.1, 3.4e38, 3.112949685531276e-18, -2.8926721466842832e-28, 9.313130389300072e-21], pa.float32()
+    )
+    for number, value in enumerate(values.to_pylist(), 1):
+        rows = {"id": [number], "x": [value], "in": [{"y": value}]}
+        sink.stage(key(number), pa.table(rows, schema=schema))
+        sink.publish(number, [key(number)])
+    for number, value in enumerate(values.to_pylist(), 1):
+        for column in ("x", '"in".y'):
+            for asked in ("=", ">=", "<="):
+                statement = f"SELECT count(*) FROM {{lake}}.air.flights WHERE id = {number} AND {column} {asked} "
+                assert ask(tmp_path, f"{statement}{value!r}::FLOAT") == [(1,)], (column, asked, value)
+
+
 @pytest.mark.parametrize("kind", [duckdb.FatalException, duckdb.InternalException])
 def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error], tmp_path: Path) -> None:
     """DuckDB refuses every statement after it."""

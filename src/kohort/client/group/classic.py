@@ -375,8 +375,8 @@ class ClassicMembership(Membership):
                 await self.cluster.runtime.sleep(self.cluster.backoff_ms(failures))
 
     async def _round(self) -> None:
-        """Run one rebalance: revoke partitions, JoinGroup, SyncGroup, adopt the assignment."""
-        await self._until(lambda: self.revocation is None)  # a join must not claim partitions that are being lost
+        """Run one rebalance: revoke, join, sync, take the assignment."""
+        await self._await_release()  # a join must not claim partitions that are being lost
         self._raise_failure()
         await self._revoke_before_joining()
         self._raise_failure()
@@ -416,6 +416,33 @@ class ClassicMembership(Membership):
             await self._revoke(given_up)
             if self._fenced is not None:
                 await self._lose(self._fenced)
+
+    async def _await_release(self) -> None:
+        """Wait until no revocation is pending; leave the group if the application does not release it in time.
+
+        The coordinator may not be waiting: it hands a cooperative member's revoked partitions on after the next join.
+        """
+        while self.revocation is not None and self._fenced is None:
+            left_ms, reason = self._release_time_left()
+            if left_ms <= 0:
+                log.warning("[group %s] %s (max.poll.interval.ms): this member leaves the group", self.group, reason)
+                self._stop_tasks()
+                await self._leave_quietly(reason)
+                self._fence(ErrorCode.UNKNOWN_MEMBER_ID, reason)
+                return
+            await self.cluster.runtime.first(self._moved, timeout_ms=left_ms)
+
+    def _release_time_left(self) -> tuple[float, str]:
+        """Return the time left to release the revocation, in ms, and the reason to leave the group after it."""
+        limit_ms = self.config.max_poll_interval_ms
+        left_ms, reason = float("inf"), ""
+        if self.revocation is not None and not self.revocation.lost:
+            left_ms = self.revocation.deadline_ms - self.cluster.runtime.now_ms
+            reason = f"revoked partitions not released for {limit_ms} ms"
+        poll_left_ms = self._poll_time_left_ms()
+        if poll_left_ms is not None and poll_left_ms <= left_ms:
+            left_ms, reason = poll_left_ms, f"not polled for {limit_ms} ms"
+        return left_ms, reason
 
     async def _lose(self, code: ErrorCode) -> None:
         if code is not ErrorCode.ILLEGAL_GENERATION:
@@ -510,20 +537,25 @@ class ClassicMembership(Membership):
             asking.cancel()
 
     async def _adopt_assignment(self, content: bytes) -> None:
-        await self._until(lambda: self.revocation is None)
+        await self._await_release()
+        await self._raise_if_fenced()
         partitions, user_data = self.protocol.decode_assignment(content)
         self.protocol.inform_assignor(self.chosen_protocol, partitions, user_data, self._generation)
         kept = set(partitions)
         revoked = [part for part in self.assignment.partitions if part not in kept]
         if revoked:
             await self._revoke(revoked)
-            if self._fenced is not None:
-                await self._lose(self._fenced)
-                raise _Rejoin(ErrorCode.ILLEGAL_GENERATION)
+            await self._raise_if_fenced()
             self.request_rejoin("partitions were given up for another member")
         self._complete_rebalance(tuple(sorted(partitions)), user_data)
         if self._lease.length_ms is not None and self._rejoin_reason is None:
             self._beat_now.resolve(None)  # a broker with leases uses long polling
+
+    async def _raise_if_fenced(self) -> None:
+        """If the member is fenced, report its partitions as lost, and then end this attempt to join."""
+        if self._fenced is not None:
+            await self._lose(self._fenced)
+            raise _Rejoin(ErrorCode.ILLEGAL_GENERATION)
 
     async def _holding(self) -> None:
         """Wait, as a member with an assignment, until there is a reason to rejoin or the member is fenced.

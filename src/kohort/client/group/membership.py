@@ -478,6 +478,10 @@ class Membership(ABC):
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         self.revocation = Revocation(tuple(sorted(partitions)), deadline)
         self._changed()
+        await self._await_release()
+
+    async def _await_release(self) -> None:
+        """Wait until no revocation is pending, or the member is fenced."""
         await self._until(lambda: self.revocation is None or self._fenced is not None)
 
     async def _lose(self, code: ErrorCode) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Final
 
 import deltalake
@@ -17,7 +18,10 @@ from kohort.region.sinks.parquet_schema import other_type_text
 from kohort.region.sinks.rows import PER_S, stored_schema_of_format, with_plain_types
 
 TEXT_MAX: Final = 32
-"""Maximum number of characters of a text in a file's statistics; longer ones are left out."""
+"""Maximum number of characters of a text in a file's statistics; of longer ones a part is a bound, as in Delta's own
+writers.
+"""
+_LAST_CHARACTER: Final = "\U0010ffff"
 COLUMNS_MAX: Final = 32
 """Number of columns with statistics: the first ones, as in Delta's own writers."""
 _FEATURES: Final = frozenset({
@@ -121,28 +125,60 @@ def _has_local_time(kind: pa.DataType) -> bool:
 
 
 def statistics(table: pa.Table) -> str:
-    """Return a data file's row count, minima, maxima and null counts as JSON, for `stats` in its Delta `add` action."""
+    """Return a file's statistics for the log, with which readers can skip the file.
+
+    A file has the bounds of all its first columns or of none. Where one is missing beside others, delta-rs compares
+    with null. Filters of its Arrow dataset by that column then skip the file (delta-rs #1411).
+    """
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
     nulls: dict[str, int] = {}
+    bounded = True
     for name in table.column_names[:COLUMNS_MAX]:
         column = table.column(name)
         if pa.types.is_nested(column.type):
             continue
         nulls[name] = column.null_count
-        if not (
-            pa.types.is_integer(column.type) or pa.types.is_string(column.type) or pa.types.is_temporal(column.type)
-        ):
+        if not _has_bounds(column.type) or column.null_count == len(column):
             continue
-        ends = pc.min_max(column)
         try:
-            low, high = _said(_value_of(ends["min"])), _said(_value_of(ends["max"]))
-        except (ValueError, OverflowError):  # a time that Python has no word for
-            continue
-        if low is not None and high is not None:
-            least[name], most[name] = low, high
-    found = {"numRecords": table.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-    return msgspec.json.encode(found).decode()
+            least[name], most[name] = _bounds(column)
+        except (ValueError, OverflowError):  # NaN, or a time that Python has no word for
+            bounded = False
+    found: dict[str, Any] = {"numRecords": table.num_rows}
+    if bounded:
+        found |= {"minValues": least, "maxValues": most}
+    return msgspec.json.encode(found | {"nullCount": nulls}).decode()
+
+
+def _has_bounds(kind: pa.DataType) -> bool:
+    of_numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    return of_numbers or pa.types.is_boolean(kind) or pa.types.is_string(kind) or pa.types.is_temporal(kind)
+
+
+def _bounds(column: Any) -> tuple[object, object]:
+    """Return the least and the greatest value of a column that is not all null, as JSON has them.
+
+    Raises:
+        ValueError, OverflowError: JSON has no word for one of them.
+    """
+    if pa.types.is_floating(column.type) and not pc.all(pc.is_finite(column)).as_py():
+        raise ValueError("NaN and infinities are no numbers in JSON")
+    ends = pc.min_max(column)
+    least, most = _value_of(ends["min"]), _value_of(ends["max"])
+    if isinstance(least, str) and pa.types.is_string(column.type):
+        return least[:TEXT_MAX], _shortened_up(str(most))
+    if isinstance(least, float):  # some readers order the two zeros
+        return least or -0.0, most or 0.0
+    return _as_json(least), _as_json(most)
+
+
+def _shortened_up(text: str) -> str:
+    """Return a text of about `TEXT_MAX` characters that is not before the given one, in the order of code points."""
+    end = TEXT_MAX
+    while text[end : end + 1] == _LAST_CHARACTER:
+        end += 1
+    return text if len(text) <= end else text[:end] + _LAST_CHARACTER
 
 
 def _value_of(scalar: Any) -> object:
@@ -160,12 +196,12 @@ def _value_of(scalar: Any) -> object:
     return time.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if kind.tz else "")
 
 
-def _said(value: object) -> int | str | None:
+def _as_json(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
-    if isinstance(value, str):
-        return value if len(value) <= TEXT_MAX else None
-    return value if isinstance(value, int) else None
+    if isinstance(value, Decimal):
+        return msgspec.Raw(format(value, "f").encode())
+    return value
 
 
 def rows_by_partition(table: pa.Table, partition_by: Sequence[str]) -> list[tuple[dict[str, str | None], pa.Table]]:

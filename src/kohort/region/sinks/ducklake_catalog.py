@@ -352,16 +352,20 @@ def _micros(kind: Any) -> Any:
 def columns_with_safe_statistics(rows: pa.Table) -> bool | list[str]:
     """Return the columns for which a Parquet file may have statistics, or True if it may for all.
 
-    Floating-point columns with a NaN are left out. A Parquet maximum ignores NaN, which DuckDB takes for the greatest
-    number. DuckLake would therefore skip the file when a reader asks for values above its maximum.
+    The statistics of floating-point columns leave NaN out, which DuckDB takes for the greatest number. DuckLake takes
+    them as they are, and would skip the file when a reader asks for values above its maximum. Those of the type FLOAT
+    are left out always: DuckLake writes them as decimal numbers, which its filters take for DOUBLE. Such a number is
+    seldom equal to the value, so that a reader would miss it.
     """
-    doubtful = [name for name in rows.column_names if _may_have_nan(rows.column(name))]
+    doubtful = [name for name in rows.column_names if _misleads(rows.column(name))]
     if not doubtful:
         return True
     return [field.name for field in rows.schema if field.name not in doubtful and not pa.types.is_nested(field.type)]
 
 
-def _may_have_nan(column: Any) -> bool:
+def _misleads(column: Any) -> bool:
+    if pa.types.is_float32(column.type) or pa.types.is_float16(column.type):
+        return True
     if pa.types.is_floating(column.type):
         return bool(pc.any(pc.is_nan(column)).as_py())
     return _holds_floats(column.type)
