@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, AsyncAdmin, Broker, Consumer, Producer, TopicPartition
+from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType, TransactionDescription
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import (
@@ -123,6 +124,34 @@ def test_topics(admin: Admin, topic: str) -> None:
     gone = admin.delete_topics([other, "nowhere"])
     assert list(gone.values) == [other]
     assert list(gone.errors) == ["nowhere"]
+
+
+def test_configs_of_brokers_that_are_not_there_hide_no_other(admin: Admin, topic: str) -> None:
+    """A name that is no number was a bare ValueError, and a number that the cluster lacks cost all results."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    no_number, no_node = (ConfigResource(ResourceType.BROKER, name) for name in ("abc", "99"))
+    found = admin.describe_configs([no_number, no_node, resource])
+    assert list(found.values) == [resource]
+    assert isinstance(found.errors[no_number], InvalidInputError)
+    assert found.errors[no_node].code is ErrorCode.BROKER_NOT_AVAILABLE
+    changed = admin.incremental_alter_configs({no_node: {"log.cleaner.threads": "1"}, resource: {"retention.ms": "9"}})
+    assert list(changed.values) == [resource] and list(changed.errors) == [no_node]
+
+
+def test_what_is_known_when_the_time_is_over_is_returned() -> None:
+    """One group without a coordinator cost the results of all others."""
+    with Broker() as broker, Admin(broker.bootstrap_servers) as admin:
+        admin.create_topics([NewTopic("t", 1)]).all()
+        at = TopicPartition("t", 0)
+        for group in ("free", "stuck"):
+            admin.alter_consumer_group_offsets(group, {at: OffsetAndMetadata(0)}).all()
+        error = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        broker.faults.add(Fault("FindCoordinator", "fail", client_id="late", skip=1, times=None, error=error))
+        with Admin(broker.bootstrap_servers, client_id="late") as other:
+            found = other.describe_consumer_groups(["free", "stuck"], timeout_ms=2_000)
+            assert list(found.values) == ["free"] and isinstance(found.errors["stuck"], TimedOutError)
+            with pytest.raises(TimedOutError):
+                other.describe_consumer_groups(["stuck"], timeout_ms=500)
 
 
 def test_configs(admin: Admin, topic: str) -> None:

@@ -135,8 +135,18 @@ def test_values_are_read_back(database: Database, kind: pa.DataType, value: Any,
     ]
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.list_(pa.int8()), pa.struct([("x", pa.int8())]),
-                                  pa.map_(pa.string(), pa.int8()), pa.duration("s")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.timestamp("ns"),
+        pa.time64("ns"),
+        pa.list_(pa.int8()),
+        pa.struct([("x", pa.int8())]),
+        pa.map_(pa.string(), pa.int8()),
+        pa.duration("s"),
+    ],
+    ids=str,
+)
 def test_types_that_it_does_not_keep(database: Database, kind: pa.DataType) -> None:
     with pytest.raises(InvalidInputError, match="'x' of type .*to_json"):
         database.sink().check(pa.schema([("x", kind)]))

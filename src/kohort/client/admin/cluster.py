@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kohort.client.admin.routing import broker_timeout_ms, send_to_controller
+from kohort.client.admin.routing import broker_timeout_ms, retry_each, send_to_controller
 from kohort.client.admin.values import (
     ClusterDescription,
     FeatureDescription,
@@ -100,11 +100,13 @@ async def describe_log_dirs(
 ) -> Results[int, dict[str, LogDir]]:
     """Describe the log directories of brokers by path, with the sizes of their replicas; None: of every broker."""
     done: dict[int, dict[str, LogDir] | KafkaError] = {}
+    wanted: set[int] = set()
 
     async def describe_log_dirs_once() -> None:
         known = await cluster.refresh_metadata(timeout_ms)
         failed: KafkaError | None = None
-        for node in sorted(known.brokers) if brokers is None else list(brokers):
+        wanted.update(known.brokers if brokers is None else brokers)
+        for node in sorted(wanted):
             if node in done:
                 continue
             if node not in known.brokers:
@@ -119,7 +121,7 @@ async def describe_log_dirs(
         if failed is not None:
             raise failed
 
-    await cluster.retrying(describe_log_dirs_once, "describe log dirs", timeout_ms)
+    await retry_each(cluster, describe_log_dirs_once, wanted, done, "describe log dirs", timeout_ms)
     return Results.of(done)
 
 

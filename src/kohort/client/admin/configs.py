@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
+from kohort.client.admin.routing import retry_each
 from kohort.client.admin.values import ConfigEntry, ConfigResource, ResourceType, Results
 from kohort.client.net.cluster import ANY, BrokerById, Cluster, Target
-from kohort.errors import KafkaError, error_for
+from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 from kohort.wire.discovery import (
     AlterConfigsResponse,
     DescribeConfigsRequest,
@@ -99,17 +100,23 @@ async def _ask_config_brokers(
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def ask_config_brokers_once() -> None:
-        places: dict[Target, list[ConfigResource]] = {}
+        places: dict[Target, list[ConfigResource]] = {ANY: []}
         for resource in resources:
             if resource in done:
                 continue
-            own = resource.type in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) and resource.name
-            places.setdefault(BrokerById(int(resource.name)) if own else ANY, []).append(resource)
-        if any(isinstance(place, BrokerById) for place in places) and not cluster.metadata.brokers:
-            await cluster.refresh_metadata(timeout_ms)
+            place = await _config_broker(cluster, resource, timeout_ms)
+            if isinstance(place, KafkaError):
+                done[resource] = place
+            else:
+                places.setdefault(place, []).append(resource)
         again: KafkaError | None = None
         for place, wanted in places.items():
-            for resource, outcome in (await ask(place, wanted)).items():
+            try:
+                outcomes = await ask(place, wanted) if wanted else {}
+            except RetriableError as error:
+                again = error
+                continue
+            for resource, outcome in outcomes.items():
                 if isinstance(outcome, KafkaError) and outcome.code.retriable and resource.type != ResourceType.TOPIC:
                     again = outcome
                 else:
@@ -117,8 +124,26 @@ async def _ask_config_brokers(
         if again is not None:
             raise again
 
-    await cluster.retrying(ask_config_brokers_once, what, timeout_ms)
+    await retry_each(cluster, ask_config_brokers_once, resources, done, what, timeout_ms)
     return Results.of(done)
+
+
+async def _config_broker(cluster: Cluster, resource: ConfigResource, timeout_ms: float | None) -> Target | KafkaError:
+    """Return the broker to ask about a resource: a broker knows its own settings, any broker those of the others.
+
+    An error: the resource is a broker that the cluster does not have, or its name is no node id.
+    """
+    if resource.type not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) or not resource.name:
+        return ANY
+    try:
+        node = int(resource.name)
+    except ValueError:
+        return error_for(ErrorCode.INVALID_REQUEST, f"a broker is named by its node id, and not {resource.name!r}")
+    if node not in cluster.metadata.brokers:
+        await cluster.refresh_metadata(timeout_ms)
+    if node not in cluster.metadata.brokers:
+        return error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
+    return BrokerById(node)
 
 
 def _resource(result: _Result) -> ConfigResource:

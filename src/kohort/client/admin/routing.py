@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from kohort.client.admin.values import Results
 from kohort.client.net.cluster import GROUP, Cluster, Coordinator
 from kohort.client.offsets import AFTER_LOST_ANSWER, MAY_BE_DONE
-from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
+from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
 from kohort.ids import TopicPartition
 
 K = TypeVar("K")
@@ -60,6 +60,36 @@ class Attempts(Generic[K]):
         marked = error_for(error.code, f"{error.message} ({AFTER_LOST_ANSWER})")
         marked.after_lost_answer = True
         return marked
+
+
+async def retry_each(
+    cluster: Cluster,
+    attempt: Callable[[], Awaitable[None]],
+    keys: Iterable[K],
+    done: dict[K, V | KafkaError],
+    what: str,
+    timeout_ms: float | None,
+) -> None:
+    """Await `attempt()` until each key has an outcome; when the time is over, those without one get `TimedOutError`.
+
+    Args:
+        cluster: the cluster.
+        attempt: one try; it puts outcomes into `done`, and raises a retriable error while one is missing.
+        keys: what the call is about, such as topics or groups.
+        done: the outcomes.
+        what: names the call in the error.
+        timeout_ms: None: `default_api_timeout_ms`.
+
+    Raises:
+        TimedOutError: the time is over, and no key has an outcome.
+    """
+    try:
+        await cluster.retrying(attempt, what, timeout_ms)
+    except TimedOutError as error:
+        if not done:
+            raise
+        for key in keys:
+            done.setdefault(key, error)
 
 
 _BROKER_TIME_SHARE = 0.8
@@ -115,7 +145,7 @@ async def send_to_leaders(
         if moved is not None:
             raise moved
 
-    await cluster.retrying(send_to_leaders_once, what, timeout_ms)
+    await retry_each(cluster, send_to_leaders_once, partitions, done, what, timeout_ms)
     return done
 
 
@@ -147,7 +177,7 @@ async def send_to_controller(
             cluster.request_metadata()
             raise moved
 
-    await cluster.retrying(send_to_controller_once, what, timeout_ms)
+    await retry_each(cluster, send_to_controller_once, names, done, what, timeout_ms)
     return Results.of(done)
 
 
@@ -223,5 +253,5 @@ async def at_coordinators(
         if moved is not None:
             raise moved
 
-    await cluster.retrying(at_coordinators_once, what, timeout_ms)
+    await retry_each(cluster, at_coordinators_once, keys, done, what, timeout_ms)
     return Results.of(done)

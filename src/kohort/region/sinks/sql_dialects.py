@@ -200,9 +200,9 @@ class SqliteDialect:
             return "REAL"
         if pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
             return "BLOB"
-        if pa.types.is_timestamp(kind):
+        if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
             return "" if kind.unit == "ns" else "TEXT"
-        text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_decimal(kind)
+        text = pa.types.is_string(kind) or pa.types.is_date(kind) or pa.types.is_decimal(kind)
         return "TEXT" if text else ""
 
     def lock_table_checks(self, cursor: Any, place: str) -> None:
