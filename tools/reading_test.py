@@ -26,24 +26,35 @@ class Excerpt(NamedTuple):
 
 
 def excerpts() -> Iterator[Excerpt]:
-    """Yield every docstring, log line and public function or class name of the package."""
+    """Yield every docstring, log line and public function or class name of the package.
+
+    Methods bear their class's name, as where they are used. A function within another has no public name.
+    """
     for file in sorted((ROOT / "src" / "kohort").rglob("*.py")):
-        path = str(file.relative_to(ROOT / "src"))
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                if (docstring := ast.get_docstring(node)) is not None:
-                    yield Excerpt("docstring", f"{path}, {node.name}", docstring)
-                if not node.name.startswith("_"):
-                    yield Excerpt("name", path, _signature(node))
-            elif (text := _log_line(node)) is not None:
-                yield Excerpt("log line", path, text)
+        yield from _excerpts_in(ast.parse(file.read_text()), str(file.relative_to(ROOT / "src")), "")
 
 
-def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> str:
+def _excerpts_in(parent: ast.AST, path: str, within: str | None) -> Iterator[Excerpt]:
+    """Yield the excerpts below a node; `within`: the class around it with a dot, or None in a function."""
+    for node in ast.iter_child_nodes(parent):
+        inner = within
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if (docstring := ast.get_docstring(node)) is not None:
+                yield Excerpt("docstring", f"{path}, {within or ''}{node.name}", docstring)
+            if within is not None and not node.name.startswith("_"):
+                yield Excerpt("name", path, _signature(node, within))
+            inner = f"{within or ''}{node.name}." if isinstance(node, ast.ClassDef) else None
+        elif (text := _log_line(node)) is not None:
+            yield Excerpt("log line", path, text)
+        yield from _excerpts_in(node, path, inner)
+
+
+def _signature(node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef, within: str) -> str:
     if isinstance(node, ast.ClassDef):
-        return f"class {node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
+        return f"class {within}{node.name}({', '.join(ast.unparse(base) for base in node.bases)})"
     returns = f" -> {ast.unparse(node.returns)}" if node.returns is not None else ""
-    return f"def {node.name}({ast.unparse(node.args)}){returns}"
+    marks = [f"@{ast.unparse(mark)} " for mark in node.decorator_list if not isinstance(mark, ast.Call)]
+    return f"{''.join(marks)}def {within}{node.name}({ast.unparse(node.args)}){returns}"
 
 
 def _log_line(node: ast.AST) -> str | None:

@@ -112,7 +112,7 @@ class VirtualDriver:
         self._looks += 1
         return self._world.now_ms / 1000 + self._looks * LOOK_S
 
-    def elapsed_ms(self) -> int:
+    def clock_with_sleep_ms(self) -> int:
         """Return the process's monotonic clock: machines never sleep here."""
         return self._world.now_ms
 

@@ -90,7 +90,7 @@ class OwnMember(Process):
         config = client_config(ConsumerConfig, f"{HOST}:{PORT}", settings)
         self._cluster = cluster = Cluster(config)
         cluster.runtime.set_time(self._clock_ms)
-        cluster.runtime.elapsed_ms = self._elapsed_ms
+        cluster.runtime.clock_with_sleep_ms = self._elapsed_ms
         spawn = cluster.runtime.spawn
 
         def remembered(coro: Coroutine[Any, Any, Any], name: str = "") -> Task[Any]:

@@ -11,12 +11,12 @@ from kohort.groups.machine import GroupMachine
 
 class _ClassicLease(ClassicMembership):
     def _renew(self, sent_ms: float) -> None:
-        super()._renew(self.cluster.runtime.elapsed_ms())
+        super()._renew(self.cluster.runtime.clock_with_sleep_ms())
 
 
 class _ConsumerLease(ConsumerMembership):
     def _renew(self, sent_ms: float) -> None:
-        super()._renew(self.cluster.runtime.elapsed_ms())
+        super()._renew(self.cluster.runtime.clock_with_sleep_ms())
 
 
 class _BlindProtocol(ClassicProtocol):

@@ -216,7 +216,7 @@ class RenewsByRetries(GroupMachine):
 
 class _FromFrames(PushMembership):
     def _renew(self, sent_ms: float) -> None:
-        super()._renew(self.cluster.runtime.elapsed_ms())
+        super()._renew(self.cluster.runtime.clock_with_sleep_ms())
 
 
 class _Hasty(PushMembership):

@@ -65,7 +65,7 @@ class KafkaClient:
         self.cluster = Cluster(config or client_config(ConnectionConfig, servers, {**SETTINGS, "client_id": name}))
         runtime = self.cluster.runtime
         runtime.set_time(world.now_ms)
-        runtime.elapsed_ms = lambda: world.now_ms
+        runtime.clock_with_sleep_ms = lambda: world.now_ms
         self.cluster.connections.jitter = chance.random
         self._sockets: dict[int, Connection] = {}
         self._due: ScheduledCall | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from kohort.broker.config.quotas import CLIENT, Quotas, quota_entity_key
+from kohort.broker.config.quotas import CLIENT, StoredQuotas, quota_entity_key
 from kohort.broker.server.throttling import CLIENT_ID_MAX, RATES_MAX, Throttling
 from kohort.broker.shards import CACHED_NAME_MAX, NAMES_CACHED, cached_java_hash, java_hash
 from kohort.wire import framing
@@ -40,7 +40,7 @@ def test_long_group_names_are_hashed_and_not_cached() -> None:
 
 
 def test_rates_of_long_client_ids_take_bounded_space(tmp_path: Path) -> None:
-    quotas = Quotas(tmp_path)
+    quotas = StoredQuotas(tmp_path)
     quotas.change(quota_entity_key((CLIENT, None)), {"producer_byte_rate": 1.0})
     throttling = Throttling(quotas, 11, 1000)
     for number in range(8):

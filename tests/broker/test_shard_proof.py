@@ -59,7 +59,7 @@ class VirtualClock(LoopDriver):
         mono_ms = round(self.turns.now_s * 1000)
         return Now(mono_ms, 1_700_000_000_000 + mono_ms)
 
-    def elapsed_ms(self) -> int:
+    def clock_with_sleep_ms(self) -> int:
         return self.now().mono_ms + self.asleep_ms
 
     def call_at(self, mono_ms: int, action: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Broker, NewTopic
-from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, quota_entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, StoredQuotas, quota_entity_of
 from kohort.broker.server.throttling import CONNECTIONS, CONSUMER, PRODUCER, MutationBucket, Throttling, WindowedRate
 from kohort.errors import ErrorCode
 from kohort.wire.cluster_admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
@@ -70,7 +70,7 @@ ENTITIES: list[tuple[list[tuple[str, str | None]], tuple[str | None, str | None]
 
 
 def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
-    quotas = Quotas(tmp_path)
+    quotas = StoredQuotas(tmp_path)
     throttling = Throttling(quotas, 11, 1000)
     assert not throttling.active
     for number, (entity, shared) in enumerate(ENTITIES, 1):
@@ -81,7 +81,7 @@ def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
     assert throttling._limit(PRODUCER, "bob", "other") == ((PRODUCER, "bob", "other"), 4.0)
     quotas.change(quota_entity_of(ENTITIES[-1][0]), {PRODUCER: None})
     assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, "alice", "app"), 7.0)
-    again = Throttling(Quotas(tmp_path), 11, 1000)
+    again = Throttling(StoredQuotas(tmp_path), 11, 1000)
     assert again.active, "quotas count after a restart"
     assert again._limit(PRODUCER, "alice", "x") == ((PRODUCER, "alice", "x"), 7.0)
 
@@ -124,12 +124,12 @@ def test_a_stored_quota_without_a_value_is_ignored(tmp_path: Path, caplog: pytes
         '{"[[\\"user\\",\\"u\\"]]": {"producer_byte_rate": 5.0, "request_percentage": null},'
         ' "[[\\"user\\",\\"v\\"]]": {"request_percentage": null}}'
     )
-    assert Quotas(tmp_path).all() == {((USER, "u"),): {PRODUCER: 5.0}}
+    assert StoredQuotas(tmp_path).all() == {((USER, "u"),): {PRODUCER: 5.0}}
     assert caplog.text.count("has no value and is ignored") == 2
 
 
 def test_connections_of_an_address_have_a_rate(tmp_path: Path) -> None:
-    quotas, now = Quotas(tmp_path), 0.0
+    quotas, now = StoredQuotas(tmp_path), 0.0
     throttling = Throttling(quotas, 11, 1000, lambda: now)
     quotas.change(quota_entity_of([(IP, None)]), {CONNECTIONS: 1.0})
     quotas.change(quota_entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})

@@ -126,7 +126,7 @@ def register(world: VirtualCluster) -> None:
     """Have a push consumer try."""
     way = PushCoordinator(world.cluster, "g", 6_000, lambda: None)
     asked = RegisterConsumerRequest("g", "a", '{"t": 1}', True, "smallest", 6_000)
-    world.runtime.spawn(way.register(asked, world.runtime.elapsed_ms), "registration")
+    world.runtime.spawn(way.register(asked, world.runtime.clock_with_sleep_ms), "registration")
 
 
 def test_a_push_consumer_asks_ever_more_rarely_for_a_coordinator_that_is_not_there_yet() -> None:

@@ -180,7 +180,7 @@ class VirtualHolder:
         self.virtual = partition.cluster()
         self.cluster = self.virtual.cluster
         self.slept_ms = 0.0
-        self.virtual.runtime.elapsed_ms = lambda: self.virtual.runtime.now_ms + self.slept_ms
+        self.virtual.runtime.clock_with_sleep_ms = lambda: self.virtual.runtime.now_ms + self.slept_ms
         self.journal = KafkaJournal(self, TOPIC, 0, settings)
         self.records: list[Record] = []
         self.durable_at: dict[int, int] = {}

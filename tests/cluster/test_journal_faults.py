@@ -512,7 +512,7 @@ MUTANTS: dict[str, tuple[object, str, Any, Callable[[FakePartition], None]]] = {
     ),
     "counts time that stands still": (
         JournalPartition,
-        "elapsed_ms",
+        "clock_with_sleep_ms",
         lambda self: self.cluster.runtime.now_ms,
         sleep_is_taken_off_the_proof,
     ),

@@ -18,7 +18,7 @@ from kohort.region.control_plane.state import RegionFacts
 from kohort.region.records import Birth, Contribution, Epoch, Fact, Manifest, Shown
 from kohort.region.region import Region
 from kohort.region.region_log import RegionLogView
-from kohort.region.region_topic import saved_of
+from kohort.region.region_topic import facts_of_region
 from kohort.region.sinks import Sink
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.staged import StagedKey
@@ -37,7 +37,7 @@ def given(member: str, sink: str) -> Contribution:
 
 
 def history(facts: list[Fact]) -> AdoptionHistory:
-    return saved_of("r", [Birth("r", ID, 0), *facts]).history("r")
+    return facts_of_region("r", [Birth("r", ID, 0), *facts]).history("r")
 
 
 @pytest.mark.parametrize("empties", [False, True])
@@ -64,8 +64,8 @@ EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> RegionFacts:
     every: list[Fact] = [Birth("r", ID, 0), *facts]
     for place, shows in calls:
-        every += records_after_adoption(saved_of("r", every).history("r"), place, "", shows, 5)
-    return saved_of("r", every).known("r", 1)
+        every += records_after_adoption(facts_of_region("r", every).history("r"), place, "", shows, 5)
+    return facts_of_region("r", every).known("r", 1)
 
 
 @pytest.mark.parametrize("turn", [1, -1], ids=["first to last", "last to first"])
@@ -124,7 +124,9 @@ def assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(last: int) -> None:
     manifest = Manifest("r", ID, 7, 1, 1, 0, (), (), (), places=(OLD,))
     facts = [Birth("r", ID, 0), began, manifest, Shown("r", OLD, 7, 0)]
     ahead, behind, equal = (
-        saved_of("r", [*facts, *records_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known("r", 1)
+        facts_of_region("r", [*facts, *records_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known(
+            "r", 1
+        )
         for shows in (8, 6, 7)
     )
     assert ahead.epoch == ahead.floor == max(10_000, last + 1)

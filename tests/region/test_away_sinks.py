@@ -26,7 +26,7 @@ from kohort.errors import InvalidInputError, NotAuthorizedError, TimedOutError
 from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.metrics import RegionExporter
 from kohort.region.sinks import Sink
-from kohort.region.sinks.availability import is_away, is_permanent_error
+from kohort.region.sinks.availability import is_permanent_error, is_temporary_error
 from kohort.region.staged import StagedKey
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.postgres import Server, programs, running
@@ -150,7 +150,7 @@ def test_a_full_disk_is_waited_for(small_disk: Path, own_servers: str, name: str
     ids=repr,
 )
 def test_errors_that_pass_are_waited_for_and_others_are_not(error: Exception, waits: bool) -> None:
-    assert is_away(error) is waits
+    assert is_temporary_error(error) is waits
     assert is_permanent_error(error) is not waits
 
 

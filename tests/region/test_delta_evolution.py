@@ -476,7 +476,7 @@ def _a_second_member_replaces_the_columns(patch: Patch) -> None:
     """The marker's file of a second member replaces that of the first."""
 
     def add_columns(files: Any, folder: str, number: int, columns: Any) -> bool:
-        data = json.dumps({"format": 1, "schema": owner_marker.text_of(pa.schema(columns))}).encode()
+        data = json.dumps({"format": 1, "schema": owner_marker.encode_schema(pa.schema(columns))}).encode()
         Path(f"{folder}/columns-{number}.json").write_bytes(data)
         return True
 

@@ -13,7 +13,7 @@ import pytest
 
 from kohort.region import files
 from kohort.region.sinks import Sink
-from kohort.region.sinks.availability import is_away
+from kohort.region.sinks.availability import is_temporary_error
 from kohort.region.staged import StagedKey
 from tests.region.places import REGION, SCHEMA, Place, kinds, merged, same, table
 from tests.support.tiny_disk import fill, tiny_disk
@@ -37,7 +37,7 @@ def fails_or_not(act: Callable[[], None]) -> bool:
     try:
         act()
     except Exception as error:
-        if not is_away(error):
+        if not is_temporary_error(error):
             raise
         return False
     return True

@@ -25,7 +25,7 @@ from kohort.region.keyed_state.place import FolderStateStore, KeyedState, Region
 from kohort.region.keyed_state.state_files import ReadPart, encode_file_header, entry_of_file, folder_of
 from kohort.region.keyed_state.states import KeyedStateCopy, KeyedStates, LoadedKeyedState, StateMapping
 from kohort.region.records import KeyedStateHead, Part
-from kohort.region.sinks.availability import is_away
+from kohort.region.sinks.availability import is_temporary_error
 from tests.region.s3_server import LossyProxy
 from tests.region.test_parquet_s3 import options
 from tests.region.volume import Calls, Volume
@@ -304,7 +304,7 @@ def test_download_that_breaks_off_is_repeated(store: str) -> None:
                 found = load(place, state.head)
             except RetriableError as error:
                 failures.append(error)
-        assert len(failures) > 1 and all(map(is_away, failures)), "the member waits, and tries again"
+        assert len(failures) > 1 and all(map(is_temporary_error, failures)), "the member waits, and tries again"
         assert len(cut) == len(state._chain) and found == KEYS | CHANGES
         state.close()
     finally:

@@ -103,7 +103,7 @@ def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
 def _the_first_owner_is_written_over(patch: pytest.MonkeyPatch) -> None:
     def first(self: ParquetFolder, schema: Any) -> None:
         files.make_folder(self._files, f"{self.path}/_region")
-        owner = owner_marker.OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema))
+        owner = owner_marker.OwnerMarker(1, self._region, self._bound(), owner_marker.encode_schema(schema))
         temporary = f"{self.path}/_region/{self._bound().hex}.part"
         files.write_file(self._files, temporary, owner_marker.msgspec.json.encode(owner))
         self._files.rename(temporary, f"{self.path}/_region/region.json")

@@ -17,7 +17,7 @@ from obstore.exceptions import AlreadyExistsError, GenericError, PermissionDenie
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.region import ParquetFolder
 from kohort.region.sinks import Keep
-from kohort.region.sinks.availability import is_away
+from kohort.region.sinks.availability import is_temporary_error
 from kohort.region.sinks.by_name import sink_of
 from kohort.region.sinks.object_store import ObjectStore, parse_store_name
 from kohort.region.sinks.parquet_objects import ParquetObjects, PublishedSequence, PublishedSequenceLog, _void_names
@@ -325,7 +325,7 @@ def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:
     for call in (sink.published, lambda: sink.check(SCHEMA), sink.published_files):
         with pytest.raises(RetriableError, match=r"store of s3://bucket/out/.* does not answer") as away:
             call()
-        assert is_away(away.value) and SECRET not in str(away.value)
+        assert is_temporary_error(away.value) and SECRET not in str(away.value)
         assert away.value.__suppress_context__ and away.value.__cause__ is None, "their own text may have more"
 
 

@@ -65,7 +65,7 @@ class Driven:
         self.closed: set[int] = set()
         self.facts: list[Fact] = []
         self.commits: list[plane_events.CommitCheckpoint] = []
-        self.looks: list[plane_events.DescribeGroup] = []
+        self.looks: list[plane_events.CheckOutsiders] = []
         self.lines: list[plane_events.WriteLogLine] = []
         self.now_ms = 0
         self.saves = True
@@ -85,7 +85,7 @@ class Driven:
                             events.append(plane_events.FactsSaved(token))
                     case plane_events.CommitCheckpoint():
                         self.commits.append(effect)
-                    case plane_events.DescribeGroup():
+                    case plane_events.CheckOutsiders():
                         self.looks.append(effect)
                     case plane_events.WriteLogLine():
                         self.lines.append(effect)

@@ -24,7 +24,7 @@ from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Epoch, Initial, Manifest, OffsetSpan, Part, Position, Shown, Stopped
 from kohort.region.region_log import RegionLogView, RegionLogWriter
-from kohort.region.region_topic import TOPIC, client_id_of, is_of, partition_of, transactional_id_of
+from kohort.region.region_topic import TOPIC, client_id_of, is_member_client_id, partition_of, transactional_id_of
 from kohort.region.server import TermOverError, UnknownOutcomeError
 from tests.region.conftest import make_topic
 from tests.support.waiting import until
@@ -379,8 +379,10 @@ def test_parts_are_distinguished_by_their_topics_id() -> None:
 
 
 def test_a_regions_clients_are_not_those_of_a_region_with_a_longer_name() -> None:
-    assert is_of("a", client_id_of("a", "b.m"))
-    assert not is_of("a", client_id_of("a.b", "m")) and not is_of("a.b", client_id_of("a", "b.m"))
+    assert is_member_client_id("a", client_id_of("a", "b.m"))
+    assert not is_member_client_id("a", client_id_of("a.b", "m")) and not is_member_client_id(
+        "a.b", client_id_of("a", "b.m")
+    )
 
 
 def test_a_state_that_waits_is_kept_until_its_member_is_back(home: RegionLogView, name: str, closing: Closing) -> None:

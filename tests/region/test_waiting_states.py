@@ -13,7 +13,7 @@ from kohort.region.control_plane import events
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.record_codec import decode_fact, key_of, value_of
 from kohort.region.records import Birth, Contribution, Fact, ReservedGroup
-from kohort.region.region_topic import saved_of
+from kohort.region.region_topic import facts_of_region
 from kohort.region.states import RegionState
 from tests.region.test_plane import KNOWN, P0, Driven, at, span, to_initial
 
@@ -140,7 +140,7 @@ def of_the_topic(driven: Driven, without: tuple[str, ...] = ()) -> RegionFacts:
                 assert record.keys() == {field.name for field in fields(Contribution)}
                 value = value[:1] + msgspec.msgpack.encode({k: v for k, v in record.items() if k not in without})
             facts.append(decode_fact(key_of(fact), value))
-    return saved_of("r", facts).known("r", 4)
+    return facts_of_region("r", facts).known("r", 4)
 
 
 def next_one(driven: Driven, *, without: tuple[str, ...] = ()) -> Driven:

@@ -130,13 +130,13 @@ class ControlMessageExecutor:
             "metrics": self._broker.metrics,
         }
 
-        def report_result(result: Any = None) -> None:
+        def answer_command(result: Any = None) -> None:
             _write_message({"id": message["id"], "result": result})
 
         if message["do"] == "wait_hits":
-            faults.call_when_hit(number, message["times"], report_result)
+            faults.call_when_hit(number, message["times"], answer_command)
             return
         try:
-            report_result(actions[message["do"]]())
+            answer_command(actions[message["do"]]())
         except KafkaError as error:
             _write_message({"id": message["id"], "error": error.message, "code": int(error.code)})

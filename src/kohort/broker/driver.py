@@ -19,7 +19,7 @@ _NEW_NOW: Final[Callable[[tuple[int, int]], Now]] = partial(tuple.__new__, Now)
 _ELAPSED_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def elapsed_ms() -> int:
+def clock_with_sleep_ms() -> int:
     """Return the time of a monotonic clock that also counts system sleep, where there is one."""
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
@@ -77,9 +77,9 @@ class LoopDriver:
         """Return the current time by this machine's clocks."""
         return _NEW_NOW((time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000))
 
-    def elapsed_ms(self) -> int:
+    def clock_with_sleep_ms(self) -> int:
         """Return the time of a clock that also counts system sleep, where there is one."""
-        return elapsed_ms()
+        return clock_with_sleep_ms()
 
     def call_at(self, mono_ms: int, action: Action) -> asyncio.TimerHandle:
         """Schedule an action on the event loop at a monotonic time in ms."""

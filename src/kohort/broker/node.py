@@ -15,10 +15,10 @@ from kohort.broker.authorization import StandardAuthorizer
 from kohort.broker.config.acl_store import AclStore
 from kohort.broker.config.group_settings import GroupSettingsFile
 from kohort.broker.config.live_settings import LiveSettings
-from kohort.broker.config.quotas import Quotas
+from kohort.broker.config.quotas import StoredQuotas
 from kohort.broker.config.settings import BrokerConfig, super_users
 from kohort.broker.config.users import Users
-from kohort.broker.driver import elapsed_ms
+from kohort.broker.driver import clock_with_sleep_ms
 from kohort.broker.endpoints import SingleBrokerEndpoints
 from kohort.broker.fetch_sessions import FetchSessions
 from kohort.broker.host import GroupHost
@@ -53,7 +53,7 @@ MAINTAIN_BUSY_S = 0.05
 
 
 def _clocks_ms() -> tuple[int, int]:
-    return time.time_ns() // 1_000_000, elapsed_ms()
+    return time.time_ns() // 1_000_000, clock_with_sleep_ms()
 
 
 class Node(GroupHost):
@@ -92,7 +92,7 @@ class Node(GroupHost):
             data_dir, self.group_config, lambda event: self.groups.queue_event(event.group_id, event)
         )
         self.users = Users(data_dir)
-        self.quotas = Quotas(data_dir)
+        self.quotas = StoredQuotas(data_dir)
         window_ms = 1000 * self.config.quota_window_s
         burst_s = self.config.mutation_windows * self.config.mutation_window_s
         self.throttling: Throttling = Throttling(

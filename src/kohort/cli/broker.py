@@ -17,7 +17,7 @@ from kohort.cli.common import (
     ZooKeeperOptions,
     assignments,
     listen_address,
-    properties_of,
+    read_client_properties,
     warn_secret_arguments,
 )
 from kohort.cli.output import print_note
@@ -67,7 +67,7 @@ def broker(
     from kohort.broker.security.listeners import planned_listeners
     from kohort.errors import InvalidInputError
 
-    of_file, chosen = properties_of(config) if config else {}, assignments(set_)
+    of_file, chosen = read_client_properties(config) if config else {}, assignments(set_)
     warn_secret_arguments(chosen, "write it into the file of --config")
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
         print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")

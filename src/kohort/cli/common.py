@@ -57,7 +57,7 @@ class Common:
     watch` ends after this time; without it, at Ctrl-C."""
 
     @property
-    def call_ms(self) -> int:
+    def call_timeout_ms(self) -> int:
         """The timeout of a call in ms: the value of --timeout, or the default."""
         return DEFAULT_CALL_MS if self.timeout is None else self.timeout
 
@@ -69,7 +69,7 @@ class Common:
         """
         if self.timeout is not None and self.timeout < 0:
             raise UsageError(f"--timeout {self.timeout}: give a number of milliseconds")
-        given = properties_of(self.command_config) if self.command_config else {}
+        given = read_client_properties(self.command_config) if self.command_config else {}
         servers = self.bootstrap_server or given.pop("bootstrap.servers", None)
         given.pop("bootstrap.servers", None)
         known = _known_to_any_client(given) if given else given
@@ -112,13 +112,13 @@ class Common:
         """Return a note for errors on where the cluster's address comes from; empty: --bootstrap-server names it."""
         if self.bootstrap_server:
             return ""
-        if self.command_config and properties_of(self.command_config).get("bootstrap.servers"):
+        if self.command_config and read_client_properties(self.command_config).get("bootstrap.servers"):
             return f"; the address is bootstrap.servers of {self.command_config}"
         if os.environ.get("KOHORT_BOOTSTRAP_SERVER"):
             return "; the address is $KOHORT_BOOTSTRAP_SERVER"
         return "; no --bootstrap-server is given, and this is the default"
 
-    def admin(self, call_ms: int | None = None) -> Admin:
+    def admin(self, call_timeout_ms: int | None = None) -> Admin:
         """Return an administration client, which the caller closes.
 
         Args:
@@ -129,9 +129,9 @@ class Common:
         """
         from kohort.client.admin.admin import Admin
 
-        return make_client(Admin, *self._reached(call_ms))
+        return make_client(Admin, *self._reached(call_timeout_ms))
 
-    def lag_reader(self, call_ms: int | None = None) -> LagReader:
+    def lag_reader(self, call_timeout_ms: int | None = None) -> LagReader:
         """Return a reader of lag, which the caller closes.
 
         Args:
@@ -142,15 +142,15 @@ class Common:
         """
         from kohort.lag import LagReader
 
-        return make_client(LagReader, *self._reached(call_ms))
+        return make_client(LagReader, *self._reached(call_timeout_ms))
 
-    def _reached(self, call_ms: int | None) -> tuple[str, dict[str, Any]]:
+    def _reached(self, call_timeout_ms: int | None) -> tuple[str, dict[str, Any]]:
         """Check that the cluster can be reached; return its servers and the client's settings."""
         from kohort.client.settings import ConnectionConfig
 
         servers, given = self.client_settings(ConnectionConfig)
-        given.setdefault("default.api.timeout.ms", self.call_ms if call_ms is None else call_ms)
-        self.check_reachable(None if call_ms is None else min(REACH_MS, self.timeout or REACH_MS))
+        given.setdefault("default.api.timeout.ms", self.call_timeout_ms if call_timeout_ms is None else call_timeout_ms)
+        self.check_reachable(None if call_timeout_ms is None else min(REACH_MS, self.timeout or REACH_MS))
         return servers, given
 
 
@@ -260,7 +260,7 @@ def listen_address(listen: str) -> tuple[str, int]:
         raise UsageError(f"--listen {listen}: write HOST:PORT") from error
 
 
-def properties_of(path: Path) -> dict[str, str]:
+def read_client_properties(path: Path) -> dict[str, str]:
     """Read a file of client properties, and return them by name.
 
     Raises:
@@ -334,10 +334,10 @@ def parse_duration_option(option: str, text: str, longest_ms: int | None = None)
     Raises:
         UsageError: the text is no duration, or exceeds `longest_ms`; None: a week.
     """
-    from kohort.lag.scaling import MAX_LAG_MAX_MS, duration_ms
+    from kohort.lag.scaling import MAX_LAG_MAX_MS, parse_duration_ms
 
     try:
-        return duration_ms(text, MAX_LAG_MAX_MS if longest_ms is None else longest_ms)
+        return parse_duration_ms(text, MAX_LAG_MAX_MS if longest_ms is None else longest_ms)
     except InvalidInputError as error:
         raise UsageError(f"{option} {text}: {error.message}") from error
 
@@ -516,4 +516,6 @@ class ZooKeeperOptions:
             return None
         from kohort.cluster.zookeeper.security import zookeeper_address
 
-        return zookeeper_address(self.zookeeper, properties_of(self.zookeeper_config) if self.zookeeper_config else {})
+        return zookeeper_address(
+            self.zookeeper, read_client_properties(self.zookeeper_config) if self.zookeeper_config else {}
+        )

@@ -378,7 +378,7 @@ def _consumer(common: Common, group: str | None, from_beginning: bool, count: in
 
     servers, settings = common.client_settings(ConsumerConfig)
     settings |= {"allow.auto.create.topics": False, "enable.auto.commit": False}
-    settings.setdefault("default.api.timeout.ms", common.call_ms)
+    settings.setdefault("default.api.timeout.ms", common.call_timeout_ms)
     if group is not None:
         settings["group.id"] = group
     if from_beginning or "auto.offset.reset" not in settings:

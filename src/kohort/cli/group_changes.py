@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
-from kohort.cli.common import Common, check_names, print_errors, properties_of
+from kohort.cli.common import Common, check_names, print_errors, read_client_properties
 from kohort.cli.group_rows import check_groups_chosen, named_or_all_groups
 from kohort.cli.output import (
     count_with_noun,
@@ -317,7 +317,7 @@ def clone(
 
     check_names("group", source, target)
     if to is not None or to_config is not None:
-        if to is None and to_config is not None and not properties_of(to_config).get("bootstrap.servers"):
+        if to is None and to_config is not None and not read_client_properties(to_config).get("bootstrap.servers"):
             raise UsageError(f"{to_config} has no bootstrap.servers: name the other cluster by --to as well")
         other = replace(common, bootstrap_server=to, command_config=to_config)
         return _clone_to(other, source, target, topic, execute=execute, common=common)

@@ -87,7 +87,7 @@ def _producer(common: Common, compression: str | None, acks: str | None) -> Prod
     from kohort.client.producer.settings import ProducerConfig
 
     servers, settings = common.client_settings(ProducerConfig)
-    settings.setdefault("max.block.ms", common.call_ms)
+    settings.setdefault("max.block.ms", common.call_timeout_ms)
     if compression is not None:
         settings["compression.type"] = compression
     if acks is not None:

@@ -258,10 +258,10 @@ def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
         after: leave out this sequence and earlier ones.
         json: print JSON.
     """
-    from kohort.region.sinks.by_name import folder_of
+    from kohort.region.sinks.by_name import parquet_folder_from_name
 
     _must_be_folder(place)
-    found = folder_of(place.removeprefix("parquet:")).published_files(after)
+    found = parquet_folder_from_name(place.removeprefix("parquet:")).published_files(after)
     show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
 
@@ -290,10 +290,10 @@ def compact(
         execute: do it; without this the number of files is only shown.
         json: print JSON.
     """
-    from kohort.region.sinks.by_name import folder_of
+    from kohort.region.sinks.by_name import parquet_folder_from_name
 
     _must_be_folder(place)
-    folder = folder_of(place.removeprefix("parquet:"))
+    folder = parquet_folder_from_name(place.removeprefix("parquet:"))
     size = _bytes_of(target_file_size)
     if not execute:
         row = {"place": place, "files": len(folder.published_files())}

@@ -137,7 +137,7 @@ class KafkaAuthorizer(Authorizer):
                 if self._trouble != str(error):  # by text: logged once
                     log.warning(
                         "ACLs cannot be read from Kafka, retrying: %s. The last ones read apply for %.0f s, then "
-                        "requests wait",
+                        "requests are answered COORDINATOR_NOT_AVAILABLE",
                         error,
                         MAX_AGE_S,
                     )

@@ -60,7 +60,7 @@ class Driver(Protocol):
     def clock(self) -> float:
         """Return the seconds since some moment, to measure durations."""
 
-    def elapsed_ms(self) -> int:
+    def clock_with_sleep_ms(self) -> int:
         """Return a monotonic time in ms to age ownership proofs; if the system can tell, it includes time asleep."""
 
     def call_soon(self, action: Action) -> object:

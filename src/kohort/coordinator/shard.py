@@ -140,7 +140,7 @@ class Appends:
         self._lost = lost
         self.bytes_max = journal.append_bytes_max
         self.ownership_proof_ms = journal.ownership_proof_ms
-        self._elapsed_ms = driver.elapsed_ms
+        self._elapsed_ms = driver.clock_with_sleep_ms
         self._ownership_proved_at: int | None = None
         self._sending_at = 0
         self._unproven: list[Step] = []

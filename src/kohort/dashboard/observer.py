@@ -239,7 +239,7 @@ class ClusterObserver(ClosedOnExit):
         }
 
     def overview(self) -> View:
-        """Return the overview of all groups as of the last read, already encoded as JSON, with the cluster's status."""
+        """Return the cluster's present status, and all groups as of the last read, already encoded as JSON."""
         return {"cluster": self.cluster(), "overview": self._overview}
 
     def group(self, name: str) -> View:

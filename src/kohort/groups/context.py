@@ -72,7 +72,7 @@ class Ledger:
         """Apply one journal record to the hard state."""
         self._appliers[type(record)](record)
 
-    def mark_changed(self, membership: GroupMembership) -> None:
+    def mark_for_zookeeper(self, membership: GroupMembership) -> None:
         """Mark a push group as changed since ZooKeeper's mirror last published it."""
         if membership.is_shown and self.changed is not None:
             self.changed[membership.group_id] = None
@@ -112,7 +112,7 @@ class Ledger:
     def _apply_to(self, kind: type[GroupMembership], take: Callable[[Any, Any], None], record: Any) -> None:
         membership = self.membership(record.group_id, kind)
         take(membership, record)
-        self.mark_changed(membership)
+        self.mark_for_zookeeper(membership)
 
     def take_commit(self, group: Group, partitions: Iterable[Partition], records: Sequence[OffsetCommitted]) -> None:
         """Apply the records of a commit to one group, none of them transactional.
@@ -120,7 +120,7 @@ class Ledger:
         The result is that of `apply` for each record, in less time.
         """
         if group.membership.is_shown:
-            self.mark_changed(group.membership)
+            self.mark_for_zookeeper(group.membership)
         group.offsets.update(zip(partitions, records, strict=True))
         if group.pending:
             for record in records:
@@ -144,7 +144,7 @@ class Ledger:
     def _transaction_marked(self, record: TransactionMarked) -> None:
         for group_id in self.open_transactions.pop(record.producer_id, {}):
             group = self.groups[group_id]
-            self.mark_changed(group.membership)
+            self.mark_for_zookeeper(group.membership)
             for partition, slot in group.pending.pop(record.producer_id, {}).items():
                 _forget_producer(group, partition, record.producer_id)
                 if record.committed and not slot.superseded:
@@ -160,7 +160,7 @@ class Ledger:
         group = self.groups.get(group_id)
         if group is None:
             return
-        self.mark_changed(group.membership)
+        self.mark_for_zookeeper(group.membership)
         if kind is Kind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
         elif group.membership.apply_tombstone(kind, rest):
@@ -238,9 +238,9 @@ class Context(Step):
         """Convert a consumer group to a classic one if only classic members are left and the policy permits it."""
         return self.downgrade(group_id, leaving, joining)
 
-    def mark_changed(self, group_id: str) -> None:
+    def mark_for_zookeeper(self, group_id: str) -> None:
         """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
-        self.ledger.mark_changed(self.ledger.groups[group_id].membership)
+        self.ledger.mark_for_zookeeper(self.ledger.groups[group_id].membership)
 
     def find(self, group_id: str) -> Group | None:
         """Return the group with this id; None if there is none."""

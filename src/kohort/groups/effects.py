@@ -528,7 +528,7 @@ class GroupEmptied(NamedTuple):
 
 
 class Downtime(NamedTuple):
-    """The downtime in a rebalance of a member, or of a partition that was assigned to it."""
+    """An item of `Rebalanced.longest`: how long a member, or one of its partitions, was idle in a rebalance."""
 
     member_id: str
     downtime_ms: int

@@ -64,7 +64,7 @@ class GroupMembership(LongPollingGroup):
         listed_as: another type for ListGroups.
         table: what the group does with an event in each of its states.
         appliers: how each kind of record changes the membership; only the ledger calls these.
-        is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_changed`).
+        is_shown: such groups are published elsewhere, so the ledger tracks their changes (`Ledger.mark_for_zookeeper`).
     """
 
     __slots__ = ("group_id",)

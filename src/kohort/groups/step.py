@@ -82,7 +82,7 @@ class Step(ABC):
         """Return the committed offsets of an existing group, by topic and partition."""
 
     @abstractmethod
-    def mark_changed(self, group_id: str) -> None:
+    def mark_for_zookeeper(self, group_id: str) -> None:
         """Mark a push group as changed, because soft state that ZooKeeper's mirror shows has changed."""
 
     @abstractmethod

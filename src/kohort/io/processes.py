@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # (Linux's own limit). Two clocks therefore differ by about 0.1 % at worst. `CLOCK_MARGIN` is twenty times that, which
 # also covers that clocks are read in whole ms. No margin covers the stopped clock of a frozen virtual machine. The
 # records of such a member are fenced when it commits, not before. Sleep of the whole machine is counted
-# (`Runtime.elapsed_ms`). Records returned before the lease ended are the application's responsibility.
+# (`Runtime.clock_with_sleep_ms`). Records returned before the lease ended are the application's responsibility.
 
 CLOCK_MARGIN = 0.02
 

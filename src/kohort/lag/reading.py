@@ -490,7 +490,9 @@ class LagReading:
         if len(wanted) + len(abandoned) <= self.offsets_max:
             wanted = {**abandoned, **wanted}
         asked = {offset: found for offset, found in wanted.items() if self._leads(offset[0])}
-        times, failures = await self.record_times.look_up(self.cluster, asked, self.offsets_max, self._left_ms())
+        times, failures = await self.record_times.look_up_timestamps(
+            self.cluster, asked, self.offsets_max, self._left_ms()
+        )
         self._failures += failures
         return times
 

@@ -115,7 +115,7 @@ class RecordTimes:
     refused: dict[str, ReadFailure] = field(default_factory=dict)
     _next: int = 0
 
-    async def look_up(
+    async def look_up_timestamps(
         self, cluster: Cluster, wanted: Mapping[Offset, PartitionBounds], limit: int, timeout_ms: float
     ) -> tuple[dict[Offset, int], list[ReadFailure]]:
         """Return the timestamps of the first records at or after these offsets, from the cache or by a few fetches.

@@ -26,7 +26,7 @@ from kohort.io.server_certificates import LoadedCertificates, ServerCertificates
 from kohort.lag.cluster_watch import ReadListeners
 from kohort.lag.evaluation import LagReport
 from kohort.lag.reading import LagReader
-from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, duration_ms
+from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, parse_duration_ms
 from kohort.settings.server_access import refuse_beyond_loopback
 
 log = logging.getLogger("kohort.lag")
@@ -76,7 +76,7 @@ class ScaledGroup:
                 f"{GROUP_CHARACTERS_MAX} characters long"
             )
         try:
-            max_lag_ms = duration_ms(metadata.get(MAX_LAG_KEY, ""))
+            max_lag_ms = parse_duration_ms(metadata.get(MAX_LAG_KEY, ""))
         except InvalidInputError as error:
             raise InvalidInputError(f"{MAX_LAG_KEY}: {error.message}") from None
         fewest, most = _number(metadata.get(MIN_KEY, ""), MIN_KEY), _number(metadata.get(MAX_KEY, ""), MAX_KEY)

@@ -53,7 +53,7 @@ MAX_LAG_MAX_MS = 7 * 24 * 3_600_000
 """The longest target: a week."""
 
 
-def duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
+def parse_duration_ms(text: str, longest_ms: int = MAX_LAG_MAX_MS) -> int:
     """Parse a duration such as `500ms`, `30s`, `5m`, `1h` or `7d`, and return it in milliseconds.
 
     Raises:

@@ -39,7 +39,7 @@ from kohort.log.partition import PartitionLog
 from kohort.log.recovery import OpenOptions
 from kohort.log.results import AppendResult, Isolation, ReadResult, TimestampOffset
 from kohort.log.retention import delete_old_segments, flush_idle_segments, roll_for_compaction
-from kohort.log.strays import DELETED, remove_stray_folders
+from kohort.log.strays import DELETED, remove_deleted_topic_folders
 from kohort.log.validator import CheckedBatches
 
 # -- A partition whose files can't be opened: it rejects all requests, so that the others can be served
@@ -275,7 +275,7 @@ class LogStore(ClosedOnExit):
         self._catalog = catalog
         topics = self.topics = catalog.topics
         self.topics_by_id = catalog.by_id
-        ids, stay = remove_stray_folders(self.path, self.topics, catalog.removed)
+        ids, stay = remove_deleted_topic_folders(self.path, self.topics, catalog.removed)
         catalog.forget_removed(catalog.removed - stay)
         points = StoreCheckpoints.read(self.path)
         self._logged = points.topics() - topics.keys()

@@ -27,7 +27,7 @@ DELETED = "-delete"
 log = logging.getLogger("kohort.log")
 
 
-def remove_stray_folders(
+def remove_deleted_topic_folders(
     data_dir: Path, topics: Mapping[str, CatalogTopic], removed: Collection[uuid.UUID]
 ) -> tuple[dict[str, uuid.UUID], set[uuid.UUID]]:
     """Remove partition folders that an interrupted deletion of a topic left.

@@ -33,7 +33,7 @@ from kohort.region.consuming.work_queue import FetchedTable, RecordQueue
 from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
 from kohort.region.member.events import CheckpointRequested, CloseRequested, Event, ResetRequested
 from kohort.region.records import Part
-from kohort.region.sinks.availability import AWAY, is_away
+from kohort.region.sinks.availability import AWAY, is_temporary_error
 from kohort.region.sinks.dead_letters import DEAD_LETTER, make_dead_letters
 from kohort.region.sinks.rows import SOURCE, RowRefusedError, has_source_columns, refused_rows_error
 from kohort.region.states import RegionMemberState
@@ -63,7 +63,10 @@ class CallingThreads:
 
     @contextmanager
     def enter(self) -> Iterator[None]:
-        """Mark the calling thread as inside a method until the `with` block ends; a nested block has no effect."""
+        """Mark the calling thread as inside a method until the `with` block ends; a nested block has no effect.
+
+        A signal handler on this thread then does not wait for the method that it has interrupted.
+        """
         ident = threading.get_ident()
         if ident in self._threads:
             yield
@@ -296,7 +299,7 @@ class RegionConsumer(NotPicklable):
                 try:
                     state = states.state_of(part)
                 except AWAY as error:
-                    if not is_away(error):
+                    if not is_temporary_error(error):
                         raise
                     self._events.report_sink_wait(wait.record_failure(error))
                     self._flow.wait_until_discarded(wait.again_s - time.monotonic())
@@ -329,7 +332,10 @@ class RegionConsumer(NotPicklable):
         return table
 
     def _wait_for_sink(self, give: Callable[[FetchedTable], None]) -> None:
-        """Retry `give`, which submits rows, until the sink takes them or a reset discards them."""
+        """Call `give`, which submits rows, again while the sink is unavailable; report the wait to the control plane.
+
+        Return when the rows are submitted, or when a reset or the member's end discards them.
+        """
         wait, taken = sink_retry_wait(self.name), False
         try:
             while not taken and not self._flow.discards_rows and (piece := self._flow.current_table) is not None:
@@ -358,7 +364,7 @@ class RegionConsumer(NotPicklable):
         try:
             give(piece)
         except AWAY as error:
-            if not is_away(error):
+            if not is_temporary_error(error):
                 raise
             self._events.report_sink_wait(wait.record_failure(error))
             self._flow.wait_until_discarded(wait.again_s - time.monotonic())

@@ -40,7 +40,7 @@ from kohort.region.region_key import KEY_VARIABLE, is_given_by_operator, region_
 from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import client_id_of
 from kohort.region.server import ControlPlane
-from kohort.region.sinks import Sink, place_of, stored_name_and_sequence
+from kohort.region.sinks import Sink, name_of_sink, stored_name_and_sequence
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.settings.config import is_loopback, parse_listen_address
@@ -250,9 +250,9 @@ class Region(ClosedOnExit):
             consumer.close()
             raise
         machine = MemberMachine(
-            self.name, name, uuid4(), group_id, place_of(sink),
+            self.name, name, uuid4(), group_id, name_of_sink(sink),
             MemberBehaviour(holds_back=own.on_rebalance == "checkpoint", keyed=states is not None),
-            letters=place_of(letters),
+            letters=name_of_sink(letters),
         )  # fmt: skip
         most = consumer.config.max_poll_records
         flow = RecordQueue(QUEUE_POLLS * most, AT_ONCE_POLLS * most, own.queue_max_bytes)
@@ -477,7 +477,7 @@ class Region(ClosedOnExit):
         sink = into.bind(self.name, birth.region_id)
         known = stored_name_and_sequence(sink)
         was, shows = (sink.adopt(), sink.published()) if known is None else known
-        self._home.adopt(place_of(sink), was, shows)
+        self._home.adopt(name_of_sink(sink), was, shows)
         if known is not None:
             sink.adopt()  # last: until then a repeated call finds the earlier name
 

@@ -40,13 +40,13 @@ from kohort.region.region_topic import (
     TOPIC,
     SavedFacts,
     TopicReader,
-    check_topic,
+    check_regions_topic,
     ensure_regions_topic,
+    facts_of_region,
     group_claim_key,
-    is_of,
+    is_member_client_id,
     owning_claim,
     partition_of,
-    saved_of,
     transactional_id_of,
 )
 from kohort.region.server import FINAL, OffsetsRefusal, RegionLog, TermOverError, UnknownOutcomeError
@@ -122,7 +122,7 @@ class RegionLogView:
         """Return the number of partitions of `__kohort_regions`; 0 if the topic does not exist. Nothing is created."""
         with self._lock:
             if not self._partitions:
-                self._partitions = check_topic(self._servers, self._settings)
+                self._partitions = check_regions_topic(self._servers, self._settings)
             return self._partitions
 
     def follow(self, partition: int | None = None) -> list[Fact]:
@@ -159,7 +159,7 @@ class RegionLogView:
         if not self.count_existing_partitions():
             return SavedFacts()
         reader = self.reader()
-        saved = saved_of(self._region, reader.follow(), reader.table.ignored_because)
+        saved = facts_of_region(self._region, reader.follow(), reader.table.ignored_because)
         saved.refuse_if_all_ignored(self._region)
         return saved
 
@@ -213,7 +213,7 @@ class RegionLogView:
                 if error.code is ErrorCode.GROUP_ID_NOT_FOUND:
                     return
                 raise
-        others = [member for member in found.members if not is_of(self._region, member.client_id)]
+        others = [member for member in found.members if not is_member_client_id(self._region, member.client_id)]
         if others:
             who = ", ".join(f"{member.client_id or member.member_id} at {member.host}" for member in others[:5])
             raise InvalidInputError(
@@ -373,7 +373,7 @@ def regions(
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
     names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | ignored_because.keys())
-    return {name: (saved_of(name, facts, ignored_because), sorted(groups.get(name, ()))) for name in names}
+    return {name: (facts_of_region(name, facts, ignored_because), sorted(groups.get(name, ()))) for name in names}
 
 
 class RegionLogWriter:
@@ -492,7 +492,7 @@ class RegionLogWriter:
 
     def _followed(self) -> SavedFacts:
         """Read the topic to its end and return the region's records; raise TermOverError if another term has begun."""
-        saved = saved_of(self._region, self._reader.follow(), self._reader.table.ignored_because)
+        saved = facts_of_region(self._region, self._reader.follow(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise TermOverError(f"term {saved.term.term} has begun")
         return saved
@@ -720,7 +720,7 @@ class RegionLogWriter:
         seen = []
         for member in found.members:
             held = tuple(wanted[part] for part in member.assignment or () if part in wanted)
-            if held and member.member_id not in members and not is_of(self._region, member.client_id):
+            if held and member.member_id not in members and not is_member_client_id(self._region, member.client_id):
                 seen.append(OutsideClient(group, member.client_id, member.host, held))
         return tuple(seen)
 

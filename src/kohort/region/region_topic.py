@@ -81,7 +81,7 @@ def ensure_regions_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
     return _checked(servers, settings, creates=True)
 
 
-def check_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
+def check_regions_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
     """Check `__kohort_regions` without creating it; return the number of its partitions, 0 if it does not exist.
 
     Raises:
@@ -362,7 +362,9 @@ class TopicReader:
         self._reader.close()
 
 
-def saved_of(region: str, facts: list[Fact], ignored_because: Mapping[str, str] = MappingProxyType({})) -> SavedFacts:
+def facts_of_region(
+    region: str, facts: list[Fact], ignored_because: Mapping[str, str] = MappingProxyType({})
+) -> SavedFacts:
     """Return the records of one region among the records of a partition, which several regions may share.
 
     Args:
@@ -387,7 +389,7 @@ def group_claim_key(group: str, region: str) -> bytes:
     return key_of(Claim(group, region, "", 0))
 
 
-def is_of(region: str, client_id: str) -> bool:
+def is_member_client_id(region: str, client_id: str) -> bool:
     """Return whether a Kafka client id names a member of this region, perhaps a dead one that is still in its group."""
     return client_id.startswith(client_id_of(region, ""))
 

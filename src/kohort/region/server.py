@@ -462,7 +462,7 @@ class ControlPlane:
                 self._writing.put_nowait(self._writer.save(effect))
             case events.CommitCheckpoint():
                 self._writing.put_nowait(self._writer.commit(effect))
-            case events.DescribeGroup():
+            case events.CheckOutsiders():
                 self._spawn(self._look(effect))
             case events.CheckProcess(process):
                 self._spawn(self._look_at_process(process))
@@ -518,7 +518,7 @@ class ControlPlane:
             if self._end.is_set():
                 raise TermOverError("the control plane was closed")
 
-    async def _look(self, effect: events.DescribeGroup) -> None:
+    async def _look(self, effect: events.CheckOutsiders) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
@@ -534,7 +534,7 @@ class ControlPlane:
             )
             return
         if found is not None:
-            self._step(events.GroupDescribed(effect.group, found))
+            self._step(events.OutsidersChecked(effect.group, found))
 
     async def _look_at_process(self, process: str) -> None:
         for pause_s in (*ENDING_LOOKS_S, 0.0):

@@ -38,7 +38,7 @@ class RegionMemberState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[Machine, State]):
+class TransitionRule(Generic[Machine, State]):
     """An entry of a state machine's transition table, for one state and one event.
 
     Attributes:

@@ -594,6 +594,7 @@ class _RegistryServer(ThreadingMixIn, PausingServer, HTTPServer):
         self._free = threading.BoundedSemaphore(CONNECTIONS_MAX)
 
     def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, or close it at once if `CONNECTIONS_MAX` are open."""
         if not self._free.acquire(blocking=False):
             self.shutdown_request(request)
             return

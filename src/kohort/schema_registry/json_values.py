@@ -281,7 +281,7 @@ def refuse_slow_pattern(pattern: str, length: int) -> None:
     Raises:
         InvalidInputError: it could take more than `STEPS_MAX` steps.
     """
-    if steps(pattern, length) > STEPS_MAX:
+    if count_regex_steps(pattern, length) > STEPS_MAX:
         raise InvalidInputError(
             f"the schema's pattern {_shortened(pattern)!r} could take too long for a text of {length} characters: RE2 "
             "can't search for it, because of a lookaround or a back reference, and repetitions within repetitions are "
@@ -290,7 +290,7 @@ def refuse_slow_pattern(pattern: str, length: int) -> None:
 
 
 @lru_cache(maxsize=1_024)
-def steps(pattern: str, length: int) -> int:
+def count_regex_steps(pattern: str, length: int) -> int:
     """Return an upper bound of the steps in which Python's `re` searches a text of this length for a pattern.
 
     A bound above `STEPS_MAX` may be any larger number.

@@ -108,12 +108,14 @@ def _names(declared: type) -> Iterable[str]:
 
 def nearest_known_name(name: str, known: Iterable[str]) -> str | None:
     """Return the known name that a name is a misspelling of; None if none is near enough."""
-    distances = {other: distance(name, other) for other in known if abs(len(name) - len(other)) <= MISSPELT_LETTERS}
+    distances = {
+        other: edit_distance(name, other) for other in known if abs(len(name) - len(other)) <= MISSPELT_LETTERS
+    }
     near = min(distances, key=distances.__getitem__, default=None)
     return near if near is not None and distances[near] <= MISSPELT_LETTERS else None
 
 
-def distance(first: str, second: str) -> int:
+def edit_distance(first: str, second: str) -> int:
     """Return the edit distance of two words: letters added, left out, replaced or swapped with their neighbour."""
     rows = [list(range(len(second) + 1))]
     for i, letter in enumerate(first, 1):

@@ -99,7 +99,7 @@ class AssignmentReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleState:
     """The state of a source that has found nothing to read and need not check again at once.
 
     Attributes:
@@ -114,7 +114,7 @@ class Idle:
         return {"known": self.version, "idle_ms": self.ms}
 
     @classmethod
-    def from_message(cls, message: Message) -> Idle | None:
+    def from_message(cls, message: Message) -> IdleState | None:
         """Decode the message of `to_message`; return None if the request has none and is answered at once.
 
         Raises:
@@ -188,7 +188,7 @@ class SourceSession(Protocol):
     its text.
     """
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
+    def wait_partitions(self, wait_ms: int, idle: IdleState | None = None) -> AssignmentReply | None:
         """Return the partitions that the query may read now; None if no batch may be planned.
 
         Args:
@@ -240,7 +240,7 @@ class SourceSessions:
             self._sessions.pop(id, None)
             self._queries.pop(id, None)
 
-    def query_at(self, id: str) -> str | None:
+    def query_of_session(self, id: str) -> str | None:
         """Return the identity of the query whose source has used a session; None if none has yet."""
         with self._lock:
             return self._queries.get(id)
@@ -279,7 +279,9 @@ class SourceSessions:
     def _answer_source(self, session: SourceSession, message: Message) -> Message:
         what = message.get("what")
         if what == "held":
-            handed = session.wait_partitions(_integer_of(message, "wait_ms", WAIT_MS_MAX), Idle.from_message(message))
+            handed = session.wait_partitions(
+                _integer_of(message, "wait_ms", WAIT_MS_MAX), IdleState.from_message(message)
+            )
             return {"hold": True, "stay": session.keeps_trigger_waiting()} if handed is None else handed.to_message()
         if what == "begin":
             return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}

@@ -226,8 +226,10 @@ class Plane:
                 self._write(self._writer.commit(effect))
             case plane_events.WriteLogLine(_, text):
                 self.clock.log(f"term {self.term}: {text}")
-            case plane_events.DescribeGroup(group):
-                self.clock.after(20, lambda: self.step(plane_events.GroupDescribed(group, ())) if self.alive else None)
+            case plane_events.CheckOutsiders(group):
+                self.clock.after(
+                    20, lambda: self.step(plane_events.OutsidersChecked(group, ())) if self.alive else None
+                )
             case plane_events.CheckProcess(process):
                 self.clock.after(self.clock.chance.randint(1, 150), lambda: self._look_at_process(process))
 

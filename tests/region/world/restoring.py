@@ -16,7 +16,7 @@ from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
 from kohort.region.fact_table import FactTable
 from kohort.region.records import Stopped, staged_keys_by_sink
-from kohort.region.region_topic import SavedFacts, saved_of
+from kohort.region.region_topic import SavedFacts, facts_of_region
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
 from tests.region.world.names import REGION
@@ -126,7 +126,7 @@ class Restoring:
     # -- the person
 
     def _saved(self) -> SavedFacts:
-        return saved_of(REGION, WorldReader(self.world.log).follow())
+        return facts_of_region(REGION, WorldReader(self.world.log).follow())
 
     def _stopped(self) -> str:
         stopped = self._saved().stopped

@@ -19,7 +19,7 @@ from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.query import SourceQuery
 from kohort.spark.source.region_offsets import RegionOffsets
-from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, Idle, LostRecords, SourceSessions
+from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, IdleState, LostRecords, SourceSessions
 
 EPOCH, GENERATION = 5, 3
 
@@ -48,7 +48,7 @@ class Desk:
         self.ended: list[int] = []
         self.lost_parts: list[LostRecords] = []
         self.waits: list[int] = []
-        self.idle: list[Idle | None] = []
+        self.idle: list[IdleState | None] = []
         self.before_begin: Callable[[], None] = lambda: None
         self.starts: dict[int, int] = {}  # by assignment version
         self._changed = threading.Condition()
@@ -83,7 +83,7 @@ class Desk:
             self.holds = holds
             self._changed.notify_all()
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
+    def wait_partitions(self, wait_ms: int, idle: IdleState | None = None) -> AssignmentReply | None:
         self._heed()
         with self._changed:
             self.waits.append(wait_ms)

@@ -13,7 +13,7 @@ from tests.support.waiting import until
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
 from kohort.spark.region.source_assignments import SourceAssignments
-from kohort.spark.source_sessions import AssignmentReply, Idle, LostRecords
+from kohort.spark.source_sessions import AssignmentReply, IdleState, LostRecords
 
 TOPIC = UUID(int=7)
 RUN = 1
@@ -116,7 +116,7 @@ class Asking:
         assert held is not None
         self.knows = held.version
         self.answers: list[AssignmentReply | None] = []
-        idle = Idle(held.version, DAY_MS)
+        idle = IdleState(held.version, DAY_MS)
         self._thread = threading.Thread(
             target=lambda: self.answers.append(seated.run.wait_partitions(wait_ms, idle)), daemon=True
         )
@@ -165,7 +165,9 @@ def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
     assert asking.answer() is None
 
 
-def _has_stop_wait(self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None) -> AssignmentReply | None:
+def _has_stop_wait(
+    self: SourceAssignments, wait_ms: int, run: int, idle: IdleState | None = None
+) -> AssignmentReply | None:
     with self._changed:
         if idle is not None:
             self._changed.wait_for(lambda: idle.version != self._version, idle.ms / 1000)
@@ -173,7 +175,7 @@ def _has_stop_wait(self: SourceAssignments, wait_ms: int, run: int, idle: Idle |
 
 
 def _hears_of_no_change(
-    self: SourceAssignments, wait_ms: int, run: int, idle: Idle | None = None
+    self: SourceAssignments, wait_ms: int, run: int, idle: IdleState | None = None
 ) -> AssignmentReply | None:
     with self._changed:
         if idle is not None:
@@ -206,9 +208,9 @@ def test_an_idle_source_waits_for_as_long_as_it_said_when_nothing_is_new() -> No
     held = seated.run.wait_partitions(0)
     assert held is not None
     began = time.monotonic()
-    assert seated.run.wait_partitions(0, Idle(held.version, 50)) == held
+    assert seated.run.wait_partitions(0, IdleState(held.version, 50)) == held
     assert time.monotonic() - began >= 0.05
-    found = seated.run.wait_partitions(0, Idle(held.version - 1, DAY_MS))
+    found = seated.run.wait_partitions(0, IdleState(held.version - 1, DAY_MS))
     assert found == held, "what it knew was old"
 
 

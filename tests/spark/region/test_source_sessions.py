@@ -23,7 +23,7 @@ from kohort.spark.source_sessions import (
     WAIT_MS_MAX,
     AssignmentReply,
     AssignmentReplyPart,
-    Idle,
+    IdleState,
     LostRange,
     LostRecords,
     SourceSessions,
@@ -188,16 +188,16 @@ def test_a_session_answers_its_query_and_nobody_else() -> None:
     unknown = {"refused": "the option regionSeat is set by SparkRegion alone, for the run that it starts: leave it out"}
     assert ask(sessions, "held", wait_ms=0) == unknown
     sessions.add("s", desk)
-    assert sessions.query_at("s") is None
+    assert sessions.query_of_session("s") is None
     for other in ("t", None, 7, ["s"]):
         assert ask(sessions, "held", other, wait_ms=0) == unknown
     desk.hand({0: 10})
     assert ask(sessions, "held", wait_ms=60_000)["parts"] == [["a", str(A), 0, 10, 1]]
-    assert sessions.query_at("s") == "q1"
+    assert sessions.query_of_session("s") == "q1"
     assert "another query reads this same load()" in ask(sessions, "held", query="q2", wait_ms=0)["refused"]
     assert desk.waits == [WAIT_MS_MAX], "no source has its application wait for longer"
-    ask(sessions, "held", wait_ms=0, **Idle(1, 60_000).to_message())
-    assert desk.idle == [None, Idle(1, IDLE_MS)], "nor does it keep one that has found nothing"
+    ask(sessions, "held", wait_ms=0, **IdleState(1, 60_000).to_message())
+    assert desk.idle == [None, IdleState(1, IDLE_MS)], "nor does it keep one that has found nothing"
     assert ask(sessions, "begin", version=0, batch=1) == {"ok": False}
     assert ask(sessions, "begin", version=1, batch=1) == {"ok": True}
     assert ask(sessions, "end", batch=1) == {"ok": True} and desk.ended == [1]
@@ -210,7 +210,7 @@ def test_a_session_answers_its_query_and_nobody_else() -> None:
     sessions.add("s", Desk("a", A))
     assert ask(sessions, "held", query="q2", wait_ms=0)["parts"] == [], "another run, another query"
     sessions.remove("s")
-    assert ask(sessions, "held", query="q2", wait_ms=0) == unknown and sessions.query_at("s") is None
+    assert ask(sessions, "held", query="q2", wait_ms=0) == unknown and sessions.query_of_session("s") is None
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def _is_possible(key: str, value: float) -> bool:
     return value == int(value) and value <= (_BYTE_RATE_MAX if key in _WHOLE else _CONNECTION_RATE_MAX)
 
 
-class Quotas:
+class StoredQuotas:
     """The client quotas by entity (user, client id, IP), as requests have set them.
 
     Attributes:

@@ -31,7 +31,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Quotas, quota_entity_key
+from kohort.broker.config.quotas import CLIENT, IP, USER, StoredQuotas, quota_entity_key
 from kohort.broker.server.connection import Connection
 from kohort.broker.server.requests import Request
 from kohort.errors import ErrorCode, RetriableError
@@ -200,7 +200,7 @@ class Throttling:
 
     def __init__(
         self,
-        quotas: Quotas,
+        quotas: StoredQuotas,
         windows: int,
         window_ms: int,
         clock: Callable[[], float] = time.monotonic,

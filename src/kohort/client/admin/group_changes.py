@@ -109,7 +109,7 @@ Plan = dict[str, dict[TopicPartition, int]]
 OFFSET_MAX = 2**63 - 1
 
 
-class Bounds(NamedTuple):
+class ResetBounds(NamedTuple):
     """The offsets that bound a reset of one partition.
 
     They are its first offset, its end offset, and that of the first record at or after the requested time (-1: none).
@@ -120,7 +120,7 @@ class Bounds(NamedTuple):
     at_time: int
 
 
-class Target(NamedTuple):
+class ResetOffset(NamedTuple):
     """The offset that a reset would commit for one partition, and why it differs from the requested one.
 
     Attributes:
@@ -143,7 +143,7 @@ class ResetTarget:
 
     def bounds(
         self, admin: Admin, partitions: Sequence[TopicPartition]
-    ) -> tuple[dict[TopicPartition, Bounds], dict[TopicPartition, KafkaError]]:
+    ) -> tuple[dict[TopicPartition, ResetBounds], dict[TopicPartition, KafkaError]]:
         """Look up the bounds of partitions for this reset; return them, and the errors of the other partitions."""
         starts = admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         ends = admin.list_offsets(dict.fromkeys(partitions, "latest"))
@@ -153,7 +153,7 @@ class ResetTarget:
             by_time = admin.list_offsets(dict.fromkeys(partitions, self.value))
             errors |= by_time.errors
         found = {
-            key: Bounds(
+            key: ResetBounds(
                 starts.values[key].offset, ends.values[key].offset, by_time.values[key].offset if by_time else -1
             )
             for key in partitions
@@ -161,7 +161,9 @@ class ResetTarget:
         }
         return found, errors
 
-    def target(self, key: TopicPartition, bounds: Bounds, committed: int | None, planned: int | None) -> Target:
+    def target(
+        self, key: TopicPartition, bounds: ResetBounds, committed: int | None, planned: int | None
+    ) -> ResetOffset:
         """Return the new offset of a partition, kept within its first and end offset.
 
         Args:
@@ -175,13 +177,13 @@ class ResetTarget:
         """
         start, end, at_time = bounds
         if self.kind == "earliest":
-            return Target(start)
+            return ResetOffset(start)
         if self.kind == "latest":
-            return Target(end)
+            return ResetOffset(end)
         if self.kind == "time":
-            return Target(at_time) if at_time >= 0 else Target(end, None, "no record is that young: the end")
+            return ResetOffset(at_time) if at_time >= 0 else ResetOffset(end, None, "no record is that young: the end")
         if committed is None and self.kind == "current":
-            return Target(end, None, "nothing was committed: the end")
+            return ResetOffset(end, None, "nothing was committed: the end")
         if committed is None and self.kind == "shift":
             raise InvalidInputError(f"{key}: there is no committed offset to shift from")
         wanted = {
@@ -193,12 +195,12 @@ class ResetTarget:
         return _within(wanted or 0, start, end)
 
 
-def _within(wanted: int, start: int, end: int) -> Target:
+def _within(wanted: int, start: int, end: int) -> ResetOffset:
     if wanted > end:
-        return Target(end, wanted, f"{wanted} is past the end {end}")
+        return ResetOffset(end, wanted, f"{wanted} is past the end {end}")
     if wanted < start:
-        return Target(start, wanted, f"{wanted} is before the first offset {start}")
-    return Target(wanted)
+        return ResetOffset(start, wanted, f"{wanted} is before the first offset {start}")
+    return ResetOffset(wanted)
 
 
 def parse_reset_target(given: Mapping[str, Any]) -> ResetTarget:
@@ -255,7 +257,7 @@ class OffsetChange(NamedTuple):
     group: str
     key: TopicPartition
     committed: int | None
-    target: Target
+    target: ResetOffset
 
     def row(self) -> dict[str, Any]:
         """Return the change as the row of a preview."""
@@ -421,7 +423,7 @@ def delete_group_offsets(
 
 
 def delete_groups(admin: Admin, names: Sequence[str]) -> dict[str, KafkaError]:
-    """Delete existing groups. Return the errors of deletions that were refused or whose outcome is unknown."""
+    """Delete existing groups; return an error for each that was not, or perhaps not, deleted; empty: all were."""
     return _make_change(
         names,
         lambda: admin.delete_consumer_groups(names),

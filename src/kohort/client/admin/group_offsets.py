@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Literal, TypeAlias
 
-from kohort.client.admin.routing import Attempts, at_coordinators, send_to_leaders
+from kohort.client.admin.routing import RequestAttempts, send_to_coordinators, send_to_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
@@ -59,7 +59,7 @@ async def list_consumer_group_offsets(
     if partitions is not None and not partitions:
         return PartitionResults({}, {})
     topics = (
-        await at_coordinators(
+        await send_to_coordinators(
             cluster, [group], send_list_consumer_group_offsets, f"offsets of group {group!r}", timeout_ms
         )
     ).result(group)
@@ -111,7 +111,7 @@ async def alter_consumer_group_offsets(
         ],
     )
 
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_alter_consumer_group_offsets(
         node: int, names: list[str]
@@ -122,7 +122,9 @@ async def alter_consumer_group_offsets(
 
     what = f"set offsets of {group!r}"
     topics = (
-        await at_coordinators(cluster, [group], send_alter_consumer_group_offsets, what, timeout_ms, attempts=attempts)
+        await send_to_coordinators(
+            cluster, [group], send_alter_consumer_group_offsets, what, timeout_ms, attempts=attempts
+        )
     ).result(group)
     return _outcomes(topics, group, attempts, {ErrorCode.UNKNOWN_MEMBER_ID: _HAS_MEMBERS})
 
@@ -149,7 +151,7 @@ async def delete_consumer_group_offsets(
         ],
     )
 
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_delete_consumer_group_offsets(
         node: int, names: list[str]
@@ -161,7 +163,7 @@ async def delete_consumer_group_offsets(
         return {group: answer.topics}
 
     what = f"delete offsets of {group!r}"
-    results = await at_coordinators(
+    results = await send_to_coordinators(
         cluster, [group], send_delete_consumer_group_offsets, what, timeout_ms, attempts=attempts
     )
     if group in results.errors:
@@ -230,7 +232,7 @@ _OWN_TEXTS: Final[Mapping[ErrorCode, str]] = MappingProxyType({})
 
 
 def _outcomes(
-    topics: Sequence[_Topic], group: str, attempts: Attempts[str], texts: Mapping[ErrorCode, str] = _OWN_TEXTS
+    topics: Sequence[_Topic], group: str, attempts: RequestAttempts[str], texts: Mapping[ErrorCode, str] = _OWN_TEXTS
 ) -> PartitionResults[None]:
     """Convert the partitions of a response to results: None, or the partition's error.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Protocol, TypeAlias, TypeVar
 
-from kohort.client.admin.routing import Attempts, at_coordinators, error_of_result
+from kohort.client.admin.routing import RequestAttempts, error_of_result, send_to_coordinators
 from kohort.client.admin.values import (
     GroupDescription,
     GroupListing,
@@ -87,7 +87,9 @@ async def describe_consumer_groups(
     async def send_describe_consumer_groups(node: int, names: list[str]) -> _Described:
         return await describe_groups_of_coordinator(send_request, node, names)
 
-    return await at_coordinators(cluster, list(groups), send_describe_consumer_groups, "describe groups", timeout_ms)
+    return await send_to_coordinators(
+        cluster, list(groups), send_describe_consumer_groups, "describe groups", timeout_ms
+    )
 
 
 async def describe_groups_of_coordinator(
@@ -249,7 +251,7 @@ async def delete_consumer_groups(
     cluster: Cluster, groups: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Delete groups without members, with their offsets."""
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_delete_consumer_groups(node: int, names: list[str]) -> dict[str, KafkaError | None]:
         request = DeleteGroupsRequest(groups_names=names)
@@ -259,7 +261,7 @@ async def delete_consumer_groups(
             for result in answer.results
         }
 
-    return await at_coordinators(
+    return await send_to_coordinators(
         cluster, list(groups), send_delete_consumer_groups, "delete groups", timeout_ms, attempts=attempts
     )
 
@@ -293,7 +295,9 @@ async def remove_members_from_consumer_group(
     if not wanted:
         return Results.of({})
     members = (
-        await at_coordinators(cluster, [group], send_remove_members_from_consumer_group, "remove members", timeout_ms)
+        await send_to_coordinators(
+            cluster, [group], send_remove_members_from_consumer_group, "remove members", timeout_ms
+        )
     ).result(group)
     outcomes: dict[str, KafkaError | None] = {}
     for member in members:

@@ -24,7 +24,7 @@ class HasErrorCode(Protocol):
     error_code: int
 
 
-class Attempts(Generic[K]):
+class RequestAttempts(Generic[K]):
     """A counter of how often a change was sent for each key, such as a topic or a group.
 
     A change whose answer was lost is sent again. The second request may be refused because the first one succeeded.
@@ -155,7 +155,7 @@ async def send_to_controller(
     ask: Callable[[Sequence[K]], Awaitable[Mapping[K, V | KafkaError]]],
     what: str,
     timeout_ms: float | None,
-    attempts: Attempts[K] | None = None,
+    attempts: RequestAttempts[K] | None = None,
 ) -> Results[K, V]:
     """Send a request to the controller, and retry at the new controller what the old one refused.
 
@@ -163,7 +163,7 @@ async def send_to_controller(
         attempts: The tries of a change, if `ask` counts them.
     """
     done: dict[K, V | KafkaError] = {}
-    tried = Attempts[K]() if attempts is None else attempts
+    tried = RequestAttempts[K]() if attempts is None else attempts
 
     async def send_to_controller_once() -> None:
         moved: KafkaError | None = None
@@ -204,7 +204,7 @@ def broker_timeout_ms(cluster: Cluster, timeout_ms: float | None) -> int:
     return max(1, int(limit * _BROKER_TIME_SHARE))
 
 
-async def at_coordinators(
+async def send_to_coordinators(
     cluster: Cluster,
     keys: Sequence[str],
     ask: Callable[[int, list[str]], Awaitable[Mapping[str, V | KafkaError]]],
@@ -212,7 +212,7 @@ async def at_coordinators(
     timeout_ms: float | None,
     kind: int = GROUP,
     *,
-    attempts: Attempts[str] | None = None,
+    attempts: RequestAttempts[str] | None = None,
 ) -> Results[str, V]:
     """Send requests to the coordinators of groups or transactional ids; retry where coordinators have moved.
 
@@ -224,9 +224,9 @@ async def at_coordinators(
         An outcome for each key.
     """
     done: dict[str, V | KafkaError] = {}
-    tried = Attempts[str]() if attempts is None else attempts
+    tried = RequestAttempts[str]() if attempts is None else attempts
 
-    async def at_coordinators_once() -> None:
+    async def send_to_coordinators_once() -> None:
         nodes: dict[int, list[str]] = {}
         moved: KafkaError | None = None
         for key in keys:
@@ -253,5 +253,5 @@ async def at_coordinators(
         if moved is not None:
             raise moved
 
-    await retry_each(cluster, at_coordinators_once, keys, done, what, timeout_ms)
+    await retry_each(cluster, send_to_coordinators_once, keys, done, what, timeout_ms)
     return Results.of(done)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from kohort.client.admin.routing import (
-    Attempts,
+    RequestAttempts,
     broker_timeout_ms,
     error_of_result,
     send_to_controller,
@@ -67,7 +67,7 @@ async def create_topics(
             return error_of_result(result, f"topic {result.name!r}")
         return CreatedTopic(result.name, result.topic_id, result.num_partitions, result.replication_factor)
 
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_create_topics(names: Sequence[str]) -> dict[str, CreatedTopic | KafkaError]:
         leaving = None if validate_only else attempts.sending(names)
@@ -100,7 +100,7 @@ async def delete_topics(
     cluster: Cluster, topics: Iterable[str], *, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Delete topics with their records, and groups' offsets for them."""
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_delete_topics(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = DeleteTopicsRequest(
@@ -121,7 +121,7 @@ async def create_partitions(
     cluster: Cluster, totals: Mapping[str, int], *, validate_only: bool = False, timeout_ms: float | None = None
 ) -> Results[str, None]:
     """Raise topics' partition counts to the given totals."""
-    attempts = Attempts[str]()
+    attempts = RequestAttempts[str]()
 
     async def send_create_partitions(names: Sequence[str]) -> dict[str, KafkaError | None]:
         request = CreatePartitionsRequest(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from kohort.client.admin.routing import at_coordinators, error_of_result, send_to_leaders
+from kohort.client.admin.routing import error_of_result, send_to_coordinators, send_to_leaders
 from kohort.client.admin.values import (
     PartitionResults,
     ProducerIdentity,
@@ -125,7 +125,7 @@ async def describe_transactions(
         answer = await cluster.send(DescribeTransactionsRequest(transactional_ids=names), BrokerById(node))
         return {state.transactional_id: _described(state, node) for state in answer.transaction_states}
 
-    return await at_coordinators(
+    return await send_to_coordinators(
         cluster, list(transactional_ids), send_describe_transactions, "describe transactions", timeout_ms, TRANSACTION
     )
 
@@ -166,7 +166,7 @@ async def fence_producers(
             )
         return outcomes
 
-    return await at_coordinators(
+    return await send_to_coordinators(
         cluster, list(transactional_ids), send_fence_producers, "fence producers", timeout_ms, TRANSACTION
     )
 

@@ -500,7 +500,7 @@ class ClassicMembership(Membership):
         deadline = self.cluster.runtime.now_ms + self.config.max_poll_interval_ms
         failures = 0
         while True:
-            sent, sent_ms = self.cluster.runtime.elapsed_ms(), self.cluster.runtime.now_ms
+            sent, sent_ms = self.cluster.runtime.clock_with_sleep_ms(), self.cluster.runtime.now_ms
             try:
                 answer = await self._ask_for_long(request, timeout_ms)
                 code = ErrorCode.of(answer.error_code)
@@ -611,7 +611,7 @@ class ClassicMembership(Membership):
             until = min(due, self._session_end_ms) if self.assignment.partitions else due
             if await runtime.first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
                 self._beat_now = Promise()
-            sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+            sent, sent_elapsed = runtime.now_ms, runtime.clock_with_sleep_ms()
             due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
             session_left = self._session_left_ms()
             if self._syncing or self.state is MemberState.JOINING:

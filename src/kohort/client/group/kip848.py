@@ -221,7 +221,7 @@ class ConsumerMembership(Membership):
         facts = self._current_fields()
         news = facts.fields_changed_since(self._sent_fields)
         self._sent_fields = facts
-        sent, sent_elapsed = runtime.now_ms, runtime.elapsed_ms()
+        sent, sent_elapsed = runtime.now_ms, runtime.clock_with_sleep_ms()
         limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2)))
         try:
             answer = await self._ask_coordinator(self._request(news), limit)

@@ -326,7 +326,7 @@ class Membership(ABC):
 
         True while its lease is valid, or without a lease.
         """
-        return self._lease.is_valid(self.cluster.runtime.elapsed_ms())
+        return self._lease.is_valid(self.cluster.runtime.clock_with_sleep_ms())
 
     def is_in_session(self, now_ms: float) -> bool:
         """Return whether neither the lease nor the session timeout is over at `now_ms` (monotonic time)."""
@@ -549,7 +549,7 @@ class Membership(ABC):
         return self._kept
 
     def _renew(self, sent_ms: float) -> None:
-        """Renew the lease from the time when an answered request was sent (`Runtime.elapsed_ms`)."""
+        """Renew the lease from the time when an answered request was sent (`Runtime.clock_with_sleep_ms`)."""
         self._lease.renew(sent_ms)
         if not self.owns:
             return
@@ -563,7 +563,7 @@ class Membership(ABC):
     async def _watch_lease(self) -> None:
         """Wait until the lease is over; then log and count that, and wake the polls, which return nothing now."""
         runtime = self.cluster.runtime
-        while (left := self._lease.end_ms - runtime.elapsed_ms()) > 0:
+        while (left := self._lease.end_ms - runtime.clock_with_sleep_ms()) > 0:
             await runtime.sleep(max(1.0, left))
         self._lease_watch = None
         if self.assignment.partitions:

@@ -241,7 +241,9 @@ class PushMembership(Membership):
         self._started = self._stopping = self._first = False
         self._resume = False
         self._lived_ms = float("-inf")  # when a probe of the coordinator last succeeded
-        self._said = float("-inf")  # when the last answer, or the registration, was sent (`Runtime.elapsed_ms`)
+        self._said = float(
+            "-inf"
+        )  # when the last answer, or the registration, was sent (`Runtime.clock_with_sleep_ms`)
         self._starts_seen = 0
 
     # Lifecycle.
@@ -265,7 +267,7 @@ class PushMembership(Membership):
         self.state = MemberState.JOINING
         self._heard_ms = runtime.now_ms
         while True:
-            if self.assignment.partitions and not self._lease.is_valid(runtime.elapsed_ms()):
+            if self.assignment.partitions and not self._lease.is_valid(runtime.clock_with_sleep_ms()):
                 await self._abandon_assignment(SESSION_EXPIRED)
             poll_left = self._poll_time_left_ms()
             if poll_left is not None and poll_left <= 0:
@@ -296,7 +298,7 @@ class PushMembership(Membership):
             silent = self._unanswered_ms() if may_probe else float("inf")
             waits.append(min(silent, self._heard_ms + self.config.session_timeout_ms) - runtime.now_ms)
         if self.assignment.partitions:
-            waits.append(self._lease.end_ms - runtime.elapsed_ms())
+            waits.append(self._lease.end_ms - runtime.clock_with_sleep_ms())
         poll_left = self._poll_time_left_ms()
         if poll_left is not None:
             waits.append(poll_left)
@@ -351,7 +353,7 @@ class PushMembership(Membership):
         failures = 0
         while True:
             try:
-                sent = self.cluster.runtime.elapsed_ms
+                sent = self.cluster.runtime.clock_with_sleep_ms
                 link, self._said = await self._way.register(self._registration(), sent)
             except RetriableError as error:
                 failures += 1
@@ -433,7 +435,7 @@ class PushMembership(Membership):
         return asked.num_retries == 0
 
     def _send_response(self, link: RawConnection, body: bytes) -> None:
-        self._said = self.cluster.runtime.elapsed_ms()
+        self._said = self.cluster.runtime.clock_with_sleep_ms()
         link.send(body)
 
     def _positions(self) -> list[PositionedPartition]:

@@ -25,7 +25,7 @@ from kohort.client.net.connection import (
 from kohort.client.net.dialing import connected_loop_socket
 from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetch_sasl_mechanism
-from kohort.client.net.thread_driver import ClientClosed, elapsed_ms, transfer_outcome
+from kohort.client.net.thread_driver import ClientClosed, clock_with_sleep_ms, transfer_outcome
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 from kohort.io.processes import identity_for_peer
@@ -48,7 +48,7 @@ class AsyncClient:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.cluster = Cluster(config)
-        self.cluster.runtime.elapsed_ms = elapsed_ms
+        self.cluster.runtime.clock_with_sleep_ms = clock_with_sleep_ms
         self._loop = asyncio.get_running_loop()
         self._tls = TlsFiles(config)
         self._pool = BufferPool()

@@ -43,7 +43,7 @@ class NodeHealth:
     avoid_until_ms: float = 0.0
 
     def record_failure(self, reason: str, began_ms: float, now_ms: float, *, paused: bool) -> None:
-        """Count a failed attempt to connect, or the end of an established connection.
+        """Count a failed attempt to connect to this address, or the end of a connection; the count sets the backoff.
 
         Args:
             reason: The cause.

@@ -27,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Blocking(Protocol[C_co]):
+class BlockingFacade(Protocol[C_co]):
     """An interface: a facade such as `Admin`, whose methods (made by `blocking`) block until a coroutine is done."""
 
     @property
@@ -36,7 +36,7 @@ class Blocking(Protocol[C_co]):
     def _call(self, coro: Work[T], /) -> T: ...
 
 
-class Awaiting(Protocol[C_co]):
+class AwaitingFacade(Protocol[C_co]):
     """An interface: a facade such as `AsyncAdmin`, whose methods (made by `awaiting`) await a coroutine."""
 
     @property
@@ -45,10 +45,10 @@ class Awaiting(Protocol[C_co]):
     async def _call(self, coro: Work[T], /) -> T: ...
 
 
-def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[Blocking[C], P], T]:
+def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concatenate[BlockingFacade[C], P], T]:
     """Make a facade's blocking method of a coroutine function, whose first argument is the client's core."""
 
-    def facade_method(self: Blocking[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def facade_method(self: BlockingFacade[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._call(function(self._core, *args, **kwargs))
 
     return _like(facade_method, function)
@@ -56,10 +56,10 @@ def blocking(function: Callable[Concatenate[C, P], Work[T]]) -> Callable[Concate
 
 def awaiting(
     function: Callable[Concatenate[C, P], Work[T]],
-) -> Callable[Concatenate[Awaiting[C], P], Work[T]]:
+) -> Callable[Concatenate[AwaitingFacade[C], P], Work[T]]:
     """Make a facade's asyncio method of a coroutine function, whose first argument is the client's core."""
 
-    async def facade_method(self: Awaiting[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def facade_method(self: AwaitingFacade[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._call(function(self._core, *args, **kwargs))
 
     return _like(facade_method, function)

@@ -215,13 +215,13 @@ class Runtime:
         now_ms: The monotonic time of the running step, in milliseconds.
         on_task_failed: Called with (task, error) when a task has failed and nothing has read the error by the end of
             the `advance`.
-        elapsed_ms: Returns the time in ms of a clock that also runs while the machine sleeps; drivers set it.
+        clock_with_sleep_ms: Returns the time in ms of a clock that also runs while the machine sleeps; drivers set it.
     """
 
     def __init__(self, now_ms: float = 0.0) -> None:
         self.now_ms = now_ms
         self.on_task_failed: Callable[[Steppable, Exception], None] | None = None
-        self.elapsed_ms: Callable[[], float] = lambda: self.now_ms
+        self.clock_with_sleep_ms: Callable[[], float] = lambda: self.now_ms
         self._ready: deque[Steppable] = deque()
         self._timers: list[tuple[float, int, Promise[None]]] = []
         self._sweep_at = _TIMERS_MIN

@@ -69,7 +69,7 @@ class ThreadClient:
 
     def __init__(self, config: ConnectionConfig) -> None:
         self.cluster = Cluster(config)
-        self.cluster.runtime.elapsed_ms = elapsed_ms
+        self.cluster.runtime.clock_with_sleep_ms = clock_with_sleep_ms
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._pid = os.getpid()
@@ -555,7 +555,7 @@ class _IoThread:
             pass
 
 
-def elapsed_ms() -> float:
+def clock_with_sleep_ms() -> float:
     """Return the time by a clock that, if the system has one, also runs while the machine sleeps.
 
     `time.monotonic` stops meanwhile on Linux.

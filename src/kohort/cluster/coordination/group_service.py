@@ -101,7 +101,7 @@ class GroupCoordination:
         client = self._client
         if client is None or not self._leading:
             return False
-        return client.cluster.runtime.elapsed_ms() - self._heard_ms < self._session_ms
+        return client.cluster.runtime.clock_with_sleep_ms() - self._heard_ms < self._session_ms
 
     def on_changes(self, on_change: Callable[[], None]) -> None:
         """Call `on_change` on the loop after `placement` or `is_leader` changed."""
@@ -159,7 +159,7 @@ class GroupCoordination:
         """Wait until Kafka answers a heartbeat of this generation, or sends the placement of the next one."""
         client = self._client
         if client is not None:
-            asked_ms = client.cluster.runtime.elapsed_ms()
+            asked_ms = client.cluster.runtime.clock_with_sleep_ms()
             self._wake()
             await client.wait_until(lambda: self._heard_ms >= asked_ms)
 
@@ -264,7 +264,7 @@ class GroupCoordination:
             protocol_name=_PROTOCOL,
             assignments=[entry(member_id=member, assignment=gift.to_bytes()) for member, gift in gifts.items()],
         )
-        timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.elapsed_ms()
+        timeout_ms, sent_ms = self._session_ms + _JOIN_GRACE_MS, cluster.runtime.clock_with_sleep_ms()
         answer = await cluster.send(request, self._coordinator, timeout_ms=timeout_ms, channel=_MEMBER)
         self._raise_for(cluster, answer.error_code)
         gift = LeaderAssignment.from_bytes(bytes(answer.assignment))
@@ -304,7 +304,7 @@ class GroupCoordination:
                 self._look_now = Promise()
             if self._joined_as is None or self._joined_as.retiring != self._require_metadata().retiring:
                 return
-            sent_ms = runtime.elapsed_ms()
+            sent_ms = runtime.clock_with_sleep_ms()
             request = HeartbeatRequest(group_id=self._group, generation_id=self._generation, member_id=self._member_id)
             try:
                 answer = await cluster.send(

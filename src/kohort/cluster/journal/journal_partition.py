@@ -88,9 +88,9 @@ class JournalPartition:
     def __str__(self) -> str:
         return str(self.partition)
 
-    def elapsed_ms(self) -> float:
+    def clock_with_sleep_ms(self) -> float:
         """Return the time by a clock that also runs while the machine sleeps."""
-        return self.cluster.runtime.elapsed_ms()
+        return self.cluster.runtime.clock_with_sleep_ms()
 
     async def leader(self, timeout_ms: float) -> BrokerById:
         """Return the partition's leader. Look it up only when it is unknown, because every append passes here."""

@@ -93,9 +93,9 @@ class JournalReading:
             JournalUnavailable: the leader does not return it in time.
         """
         place = self._place
-        until_ms = place.elapsed_ms() + READ_TIMEOUT_MS
+        until_ms = place.clock_with_sleep_ms() + READ_TIMEOUT_MS
         while (view := await self.fetch()) is None:
-            if place.elapsed_ms() > until_ms:
+            if place.clock_with_sleep_ms() > until_ms:
                 raise JournalUnavailable(
                     f"{place}: its leader shows nothing behind offset {self.offset - 1}, where {end} is known to be "
                     "written"
@@ -105,12 +105,12 @@ class JournalReading:
 
     async def _persistently(self, ask: Callable[[], Awaitable[T]], what: str) -> T:
         place, failures = self._place, 0
-        until_ms = place.elapsed_ms() + READ_TIMEOUT_MS
+        until_ms = place.clock_with_sleep_ms() + READ_TIMEOUT_MS
         while True:
             try:
                 return await ask()
             except KafkaError as error:
-                if not is_retriable_request(error) or place.elapsed_ms() > until_ms:
+                if not is_retriable_request(error) or place.clock_with_sleep_ms() > until_ms:
                     raise place.term_ending_error(error, what) from error
             failures += 1
             await place.back_off(failures)

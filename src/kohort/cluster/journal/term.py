@@ -59,7 +59,7 @@ _NOT_THERE = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
 @dataclass(frozen=True, slots=True)
 class TermIdentity:
-    """A producer id and epoch, and when they were requested, by the clock of `JournalPartition.elapsed_ms`."""
+    """A producer id and epoch, and when they were requested, by the clock of `JournalPartition.clock_with_sleep_ms`."""
 
     producer_id: int
     epoch: int
@@ -81,7 +81,7 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
     async def new_epoch_once() -> TermIdentity:
         nonlocal asked_ms
-        asked_ms = place.elapsed_ms()
+        asked_ms = place.clock_with_sleep_ms()
         request = InitProducerIdRequest(
             transactional_id=place.transactional_id,
             transaction_timeout_ms=_TRANSACTION_TIMEOUT_MS,
@@ -165,10 +165,10 @@ class JournalWriter:
         self._first_ms = None
         offset = await self._deliver(batch)
         place = self._place
-        elapsed_ms = place.elapsed_ms()
-        first_ms = elapsed_ms if self._first_ms is None else self._first_ms
-        if elapsed_ms - first_ms > REPEAT_MS:
-            raise JournalUnavailable(f"{place}: an append was answered after {(elapsed_ms - first_ms) / 1000:.0f} s")
+        now_ms = place.clock_with_sleep_ms()
+        first_ms = now_ms if self._first_ms is None else self._first_ms
+        if now_ms - first_ms > REPEAT_MS:
+            raise JournalUnavailable(f"{place}: an append was answered after {(now_ms - first_ms) / 1000:.0f} s")
         if self.expected is not None and offset != self.expected:
             raise JournalUnavailable(
                 f"{place}: an append was given offset {offset} in place of {self.expected}: somebody else writes to "
@@ -178,7 +178,7 @@ class JournalWriter:
         self._fresh_until_ms = first_ms + SILENCE_MAX_MS
         if self.expected is not None:
             self.expected += count
-        return JournalAppend(offset, int(place.cluster.runtime.now_ms - (elapsed_ms - first_ms)))
+        return JournalAppend(offset, int(place.cluster.runtime.now_ms - (now_ms - first_ms)))
 
     async def _deliver(self, batch: bytes) -> int:
         """Send the same batch until it is acknowledged, and return its offset."""
@@ -202,7 +202,7 @@ class JournalWriter:
         Raises:
             JournalUnavailable: it may not be sent.
         """
-        now_ms = self._place.elapsed_ms()
+        now_ms = self._place.clock_with_sleep_ms()
         if self._first_ms is None:
             late_ms = now_ms - self._fresh_until_ms
             why = "this process stood still"
@@ -216,7 +216,7 @@ class JournalWriter:
     def _leaving(self) -> None:
         self._check_sendable()
         if self._first_ms is None:
-            self._first_ms = self._place.elapsed_ms()
+            self._first_ms = self._place.clock_with_sleep_ms()
 
     async def _send_produce(self, batch: bytes) -> int:
         place, limit = self._place, self._place.settings.answer_ms
@@ -391,7 +391,7 @@ class JournalTerm:
         reading = JournalReading(place)
         await self._read_until(reading, end)
         for fence in authors.fences_that_may_write(own):
-            last = TermIdentity(fence.producer_id, EPOCH_LAST, place.elapsed_ms())
+            last = TermIdentity(fence.producer_id, EPOCH_LAST, place.clock_with_sleep_ms())
             end = max(end, await self._write_fence(JournalWriter(place, last), fence.producer_id))
         await self._read_until(reading, end)
         self._check_authors(writer.identity)
@@ -485,7 +485,7 @@ class JournalTerm:
     async def _serve_term(self, writer: JournalWriter) -> None:
         """Write the owner's appends one after the other, and a fence when there was none for a while."""
         place, metrics = self._place, self._metrics
-        append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
+        append_at_ms = place.clock_with_sleep_ms() + APPEND_EVERY_MS
         while True:
             await self._wait_until(append_at_ms, writer.identity)
             if self._renewed is not None:
@@ -496,7 +496,7 @@ class JournalTerm:
             written = await writer.write(*first, now_ms)
             for body in others:
                 await writer.write(*body, now_ms)
-            append_at_ms = place.elapsed_ms() + APPEND_EVERY_MS
+            append_at_ms = place.clock_with_sleep_ms() + APPEND_EVERY_MS
             metrics.appends += 1
             metrics.acknowledged_ms = written.sent_ms
             if wanted is not None:
@@ -515,7 +515,7 @@ class JournalTerm:
         place = self._place
         renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
         while self._wanted is None and self._renewed is None:
-            now_ms = place.elapsed_ms()
+            now_ms = place.clock_with_sleep_ms()
             if now_ms >= renew_at_ms and not self._renewing:
                 self._renewing = True
                 place.cluster.runtime.spawn(self._renew(identity), f"new epoch of {place.transactional_id}")
@@ -532,7 +532,7 @@ class JournalTerm:
             self._renewed = error
         except JournalUnavailable as error:
             log.warning(
-                "[journal %s] could not raise its producer epoch, retrying: %s",
+                "[journal %s] could not renew its producer epoch, which is due daily; writing goes on, retrying: %s",
                 self._place,
                 error,
             )

@@ -96,7 +96,7 @@ class TopicMirror:
         if guard is not None and self.wanted is not None:
             await self._write_topics(guard, self.wanted)
 
-    def mark_changed(self, name: str | None) -> None:
+    def mark_for_zookeeper(self, name: str | None) -> None:
         """Mark a topic, or the list of names (None), as changed: its watch has fired."""
         if name is None:
             self._names_due = True
@@ -161,7 +161,7 @@ class _TopicWatch:
     name: str | None
 
     def __call__(self) -> None:
-        self.mirror.mark_changed(self.name)
+        self.mirror.mark_for_zookeeper(self.name)
 
 
 log = logging.getLogger("kohort.cluster")

@@ -384,7 +384,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         """Require a member to rejoin that did not revoke its partitions within its rebalance timeout."""
         self.refuse_until_rejoin(step, member_id, "revoke")
 
-    def on_join_or_sync_timeout(self, step: Step, member_id: str) -> None:
+    def refuse_late_join_or_sync(self, step: Step, member_id: str) -> None:
         """Require a classic member to rejoin that did not join or sync within its rebalance timeout."""
         self.refuse_until_rejoin(step, member_id, "join or sync")
 
@@ -545,10 +545,10 @@ TABLE: Table = {
         STATES, reaction("the member is refused until it rejoins", ConsumerHeartbeat.on_revocation_expired)
     ),
     Deadline.JOIN_PHASE: dict.fromkeys(
-        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_join_or_sync_timeout)
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.refuse_late_join_or_sync)
     ),
     Deadline.SYNC_PHASE: dict.fromkeys(
-        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.on_join_or_sync_timeout)
+        STATES, reaction("the classic member is refused until it rejoins", ConsumerHeartbeat.refuse_late_join_or_sync)
     ),
     Deadline.SILENCE: {
         EMPTY: ignored("the group has no members"),

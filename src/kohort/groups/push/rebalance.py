@@ -154,7 +154,7 @@ class PushRebalance(PushRequests):
     def request_assignment(self, step: Step) -> None:
         """Start the background task that divides the partitions, unless it is under way."""
         self.rebalancing = True
-        step.mark_changed(self.group_id)
+        step.mark_for_zookeeper(self.group_id)
         for cause in self.again_causes:  # this assignment answers them
             step.record_rebalance_cause(self.group_id, cause)
         self.again, self.again_causes = False, []
@@ -199,7 +199,7 @@ class PushRebalance(PushRequests):
             return
         began_ms, still, again, causes = self.began_ms, self.still, self.again, self.again_causes
         self.end_rebalance()
-        step.mark_changed(self.group_id)
+        step.mark_for_zookeeper(self.group_id)
         step.rebalanced(self.group_id, "push", began_ms, still, len(self.members), -1)
         if again:
             text = "something changed during the last rebalance"
@@ -221,7 +221,7 @@ class PushRebalance(PushRequests):
         self.set_members_to_start(self.moving | {member_id: self.owned_by(member_id)})
         if not self.rebalancing:
             self.rebalancing = True
-            step.mark_changed(self.group_id)
+            step.mark_for_zookeeper(self.group_id)
             self.attempt, self.began_ms, self.still = 0, step.now.mono_ms, []
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 

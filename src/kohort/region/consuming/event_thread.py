@@ -29,7 +29,7 @@ from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Part, Position, part_of
-from kohort.region.sinks.availability import is_away, is_permanent_error
+from kohort.region.sinks.availability import is_permanent_error, is_temporary_error
 from kohort.region.staged import Staged
 
 log = logging.getLogger("kohort.region")
@@ -352,7 +352,7 @@ class EventThread(MemberThread):
             staged = Staged(self._stager.stage_rest(), *self._stager.stage_dead_letters())
             heads = {} if self._states is None else self._states.save(cut.sequence)
         except Exception as error:
-            if is_away(error):
+            if is_temporary_error(error):
                 self.report_sink_wait(self._sink_wait.record_failure(error))
                 return
             if is_permanent_error(error):

@@ -45,7 +45,7 @@ from kohort.region.messages import CheckpointAttempt, Identity, Waiting
 from kohort.region.record_codec import value_of
 from kohort.region.records import Contribution, OffsetSpan, Part, Position
 from kohort.region.server import SILENCE_S
-from kohort.region.sinks.availability import is_away
+from kohort.region.sinks.availability import is_temporary_error
 from kohort.region.staged import Staged
 
 # -- Rebalance callbacks inside a poll
@@ -288,7 +288,7 @@ class MemberThread(ABC):
             try:
                 shown[place] = publisher.shown()
             except Exception as error:  # noqa: BLE001 - the member ends with it
-                if not is_away(error):
+                if not is_temporary_error(error):
                     self._end_with_error(error)
                     return None
                 self.metrics.register_wait_cause = self._compares.record_failure(error)

@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Final
 
 from kohort.region.control_plane.events import (
+    CheckOutsiders,
     CheckpointFailed,
     CommitCheckpoint,
     CommitEnded,
     DeferredResetDue,
-    DescribeGroup,
-    GroupDescribed,
     LogLevel,
     MemberOffsets,
     MembersChanged,
     MessageReceived,
+    OutsidersChecked,
     PendingCommitSettled,
     ResetCause,
     ResetRequest,
@@ -566,9 +566,9 @@ class Checkpoints:
         }
         long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
         for group in sorted({part.group for part in long}):
-            plane.effects.append(DescribeGroup(group, tuple(part for part in long if part.group == group)))
+            plane.effects.append(CheckOutsiders(group, tuple(part for part in long if part.group == group)))
 
-    def on_group_described(self, event: GroupDescribed) -> None:
+    def on_outsiders_checked(self, event: OutsidersChecked) -> None:
         """Stop the region if a client outside it reads in one of its groups.
 
         The region lacks the records that this client reads.
@@ -668,8 +668,8 @@ TABLE: Final[Table] = {
         for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
-    GroupDescribed: {
-        state: row("the region stops if clients outside it read in a group", Checkpoints.on_group_described, STOPPED)
+    OutsidersChecked: {
+        state: row("the region stops if clients outside it read in a group", Checkpoints.on_outsiders_checked, STOPPED)
         for state in RegionState if state not in (STOPPED, COMMITTING)
     } | {COMMITTING: ignored("the next sequence checks again"), STOPPED: ignored(NO_MEMBERS)},
 }  # fmt: skip

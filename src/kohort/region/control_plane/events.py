@@ -66,8 +66,8 @@ class OutsideClient:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupDescribed:
-    """The event that a group's coordinator has described it, in answer to `DescribeGroup`.
+class OutsidersChecked:
+    """The event that a group's coordinator has described it, in answer to `CheckOutsiders`.
 
     Attributes:
         outsiders: clients outside the region that are assigned partitions; empty: there are none.
@@ -100,7 +100,7 @@ Event = (
     | ProcessEnded
     | FactsSaved
     | CommitEnded
-    | GroupDescribed
+    | OutsidersChecked
     | MemberStopRequested
     | ResumeRequested
     | ClockTick
@@ -288,7 +288,7 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribeGroup:
+class CheckOutsiders:
     """An effect: describe a group, because clients outside the region may read partitions that no member holds."""
 
     group: str
@@ -310,4 +310,4 @@ class WriteLogLine:
     text: str
 
 
-Effect = SendMessage | EndMemberConnection | SaveFacts | CommitCheckpoint | DescribeGroup | CheckProcess | WriteLogLine
+Effect = SendMessage | EndMemberConnection | SaveFacts | CommitCheckpoint | CheckOutsiders | CheckProcess | WriteLogLine

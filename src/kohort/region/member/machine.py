@@ -21,7 +21,7 @@ from kohort.region.member.state import (
     Member,
 )
 from kohort.region.records import Contribution, OffsetSpan, Part, part_of
-from kohort.region.states import RegionMemberState, Row
+from kohort.region.states import RegionMemberState, TransitionRule
 
 
 class UnexpectedMemberStateError(Exception):
@@ -333,7 +333,7 @@ class MemberMachine(Member):
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
         self.send(failed if event.cause else messages.Published(event.sequence, event.place))
 
-    def on_sink_waits(self, event: events.SinkWaitChanged) -> None:
+    def report_sink_waiting(self, event: events.SinkWaitChanged) -> None:
         self.send(messages.Waiting(event.cause))
 
     def on_checkpoint_requested(self, event: events.CheckpointRequested) -> None:
@@ -373,18 +373,18 @@ class MemberMachine(Member):
         return bool(self.sink or self.how.of or self.contributed)
 
 
-MemberRow = Row[MemberMachine, RegionMemberState]
+MemberRow = TransitionRule[MemberMachine, RegionMemberState]
 Rows = dict[RegionMemberState, MemberRow]
 _ALL = tuple(RegionMemberState)
 _READY = (SUBSCRIBED, RECORDS_FETCHED, RESET_COMPLETE)
 
 
 def _entry(why: str, do: Callable[..., None], *to: RegionMemberState) -> MemberRow:
-    return Row(why, do, to)
+    return TransitionRule(why, do, to)
 
 
 def _ignored(why: str) -> MemberRow:
-    return Row(f"ignored, because {why}")
+    return TransitionRule(f"ignored, because {why}")
 
 
 def _everywhere(row: MemberRow, **others: MemberRow) -> Rows:
@@ -497,7 +497,7 @@ TABLE: dict[type, Rows] = {
                               MemberMachine.on_application_reset, RESET_COMPLETE),
     ),
     events.SinkWaitChanged: _everywhere(
-        _entry("the member reports it: the checkpoint waits", MemberMachine.on_sink_waits)
+        _entry("the member reports it: the checkpoint waits", MemberMachine.report_sink_waiting)
     ),
     events.CheckpointRequested: _everywhere(
         _entry("the member requests a checkpoint",

@@ -183,7 +183,7 @@ def stored_name_and_sequence(sink: Sink) -> tuple[str, int] | None:
     return None if known is None else known()
 
 
-def place_of(sink: Sink | None) -> str:
+def name_of_sink(sink: Sink | None) -> str:
     """Return the unique name of a sink's destination, such as `parquet:/data/out`; empty if there is no sink.
 
     Raises:

@@ -56,6 +56,6 @@ def is_permanent_error(error: BaseException) -> bool:
     return error.errno in FINAL_ERRNOS
 
 
-def is_away(error: BaseException) -> bool:
+def is_temporary_error(error: BaseException) -> bool:
     """Return whether a sink's error may be temporary, such as a full disk, so that the same call is worth a retry."""
     return isinstance(error, AWAY) and not is_permanent_error(error)

@@ -24,7 +24,7 @@ def sink_of(place: str) -> Sink:
     """
     kind, _, rest = place.partition(":")
     if kind == "parquet" and rest:
-        return folder_of(rest)
+        return parquet_folder_from_name(rest)
     if kind == "delta" and rest:
         from kohort.region.sinks.delta_table import DeltaTable  # an extra of the package
 
@@ -53,7 +53,7 @@ def sink_of(place: str) -> Sink:
     )
 
 
-def folder_of(name: str) -> ParquetFolder:
+def parquet_folder_from_name(name: str) -> ParquetFolder:
     """Return the Parquet folder for a path, an object store's URL, or a name as in `ObjectStore.name`.
 
     In the latter, `[…]` behind the URL names the server or the account.

@@ -286,7 +286,7 @@ def schema_of(table: deltalake.DeltaTable) -> pa.Schema:
     return _arrow(table.schema())
 
 
-def arrow_of(schema: pa.Schema) -> pa.Schema:
+def delta_arrow_types(schema: pa.Schema) -> pa.Schema:
     """Return the Arrow schema in which a Delta table with these columns would be read; errors of the library pass."""
     return _arrow(deltalake.Schema.from_arrow(schema))
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.delta_log import arrow_of
+from kohort.region.sinks.delta_log import delta_arrow_types
 from kohort.region.sinks.parquet_schema import other_type_text
 from kohort.region.sinks.rows import PER_S, stored_schema_of_format, with_plain_types
 
@@ -48,7 +48,7 @@ def delta_stored_schema(schema: pa.Schema) -> pa.Schema:
 
 def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
     try:
-        back = arrow_of(pa.schema([field])).field(0).type
+        back = delta_arrow_types(pa.schema([field])).field(0).type
     except Exception as error:  # noqa: BLE001 - the library raises plain ones
         return str(error).splitlines()[0]
     if pa.types.is_null(back) or (pa.types.is_timestamp(back) and back.unit == "ns"):
@@ -62,7 +62,7 @@ def _holds(kept: pa.DataType, given: pa.DataType) -> bool:
     return bool(kept.equals(given) or with_plain_types(pa.schema([("x", kept)])).field(0).type.equals(given))
 
 
-def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
     """Check that these columns can partition a Delta table's files.
 
     Raises:

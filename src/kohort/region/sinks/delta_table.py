@@ -89,7 +89,7 @@ try:
     from kohort.region.sinks.delta_log import DeltaLog, delta_remove_action, schema_of
     from kohort.region.sinks.delta_rows import (
         check_no_new_feature,
-        check_partitions,
+        check_partition_columns,
         check_writable_table,
         delta_stored_schema,
         rows_by_partition,
@@ -208,7 +208,7 @@ class DeltaTable(FolderSink):
             raise InvalidInputError(
                 f"Columns with a '`' in their names, which no merge takes: {', '.join(bad)}: rename them"
             )
-        check_partitions(given, self.partition_by)
+        check_partition_columns(given, self.partition_by)
         try:
             self._make(given)
             self._probe()
@@ -275,7 +275,7 @@ class DeltaTable(FolderSink):
             schema = self._fitting(schema_of(table), schema)
             mine = None
             if not self._is_claimed():
-                text, alone = owner_marker.text_of(schema), self._log.is_empty(table)
+                text, alone = owner_marker.encode_schema(schema), self._log.is_empty(table)
                 mine = OwnerMarker(1, self._region, self._bound(), text, self.keys, parts, alone, self.place)
             self._keep_claim(mine)
         except NotADirectoryError as error:
@@ -642,7 +642,7 @@ class DeltaTable(FolderSink):
         for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.staged_key_text(name)
-            void = int(data[1]) < keep.floor if data else staged_files.is_void(stem, self._id, keep.floor)
+            void = int(data[1]) < keep.floor if data else staged_files.is_key_before_floor(stem, self._id, keep.floor)
             if name.startswith(_DONE) or (void and stem not in kept):
                 gone.append(name)
         self._remove_staged(gone)
@@ -707,7 +707,7 @@ class DeltaTable(FolderSink):
         staged_files.mark_published(self._files, self._own, sequence)
 
     def _is_marked(self, sequence: int) -> bool:
-        return staged_files.is_marked(self._files, self._own, sequence)
+        return staged_files.is_marked_published(self._files, self._own, sequence)
 
     def _last_marked(self) -> int:
         return staged_files.last_published(self._files, self._own)

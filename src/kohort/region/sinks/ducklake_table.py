@@ -363,7 +363,7 @@ class DuckLakeTable(FolderSink):
         if state is None:
             raise self._unknown_table()
         check_schema_fits(self.place, at.schema(self._target), schema)
-        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.text_of(schema), place=self.place)
+        claim = OwnerMarker(1, self._region, self._bound(), owner_marker.encode_schema(schema), place=self.place)
         mine = (state.table_id, self._bound().hex)
         text = msgspec.json.encode(claim).decode()
         at.execute_change(
@@ -646,7 +646,7 @@ class DuckLakeTable(FolderSink):
         folder, kept = f"{self._folder(state)}/staged", {key.file_stem() for key in keep.keys}
         for name in names_in(self._files, folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
-            if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
+            if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(state, stem)

@@ -47,7 +47,7 @@ def parse_partition_by(partition_by: Sequence[str]) -> tuple[str, ...]:
     return tuple(partition_by)
 
 
-def check_partitions(schema: pa.Schema, partition_by: Sequence[str]) -> None:
+def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> None:
     """Check that these columns of a schema can be Hive partition columns.
 
     Raises:

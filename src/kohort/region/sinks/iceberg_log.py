@@ -371,7 +371,7 @@ def iceberg_schema_of(schema: pa.Schema) -> Schema:
     return assign_fresh_schema_ids(_pyarrow_to_schema_without_ids(schema))
 
 
-def arrow_of(schema: Schema) -> pa.Schema:
+def arrow_schema_of(schema: Schema) -> pa.Schema:
     """Convert a table's Iceberg schema to an Arrow schema."""
     return with_plain_types(schema_to_pyarrow(schema, include_field_ids=False))
 
@@ -395,7 +395,7 @@ def iceberg_stored_schema(schema: pa.Schema) -> pa.Schema:
 
 def _stored_type(field: pa.Field[Any]) -> pa.DataType | str:
     try:
-        back = arrow_of(iceberg_schema_of(pa.schema([field]))).field(0).type
+        back = arrow_schema_of(iceberg_schema_of(pa.schema([field]))).field(0).type
     except Exception as error:  # noqa: BLE001 - the library raises plain ones
         return _line(error)
     return back if _holds(back, field.type) else other_type_text(back)

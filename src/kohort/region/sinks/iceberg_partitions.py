@@ -98,7 +98,7 @@ def with_ascii_field_names(fields: Iterable[PartitionBy], columns: Sequence[str]
     return tuple(found)
 
 
-def fields_of(table: Table) -> tuple[PartitionBy, ...]:
+def partition_fields_of(table: Table) -> tuple[PartitionBy, ...]:
     """Return the fields of an Iceberg table's current partition spec."""
     schema = table.schema()
     return tuple(

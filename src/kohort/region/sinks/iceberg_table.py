@@ -80,7 +80,7 @@ try:
     )
     from kohort.region.sinks.iceberg_log import (
         IcebergLog,
-        arrow_of,
+        arrow_schema_of,
         current_data_files,
         iceberg_schema_of,
         iceberg_stored_schema,
@@ -330,14 +330,14 @@ class IcebergTable(BoundSink):
             if self.evolve == "refuse":
                 return check_schema_fits(self.place, kept, given)
             new = new_columns(self.place, kept, given)
-            there = arrow_of(lake.schema())
+            there = arrow_schema_of(lake.schema())
             schema, added = pa.schema([*kept, *new]), (*claim.added, *(field.name for field in new))
             missing = [schema.field(name) for name in added if name not in there.names]
             if not new and not missing:
                 return None
             refuse_conflicting_columns(self.place, there, new)
             check_names(pa.schema([*there, *missing]), (), "")
-            grown = msgspec.structs.replace(claim, schema=owner_marker.text_of(schema), added=added)
+            grown = msgspec.structs.replace(claim, schema=owner_marker.encode_schema(schema), added=added)
             if self._log.write_owner_marker(lake, grown, missing):
                 self._kept = grown
                 return None
@@ -345,7 +345,7 @@ class IcebergTable(BoundSink):
 
     def _known_columns(self) -> pa.Schema | None:
         table = self._log.find() if self._is_there() else None
-        return None if table is None else arrow_of(table.schema())
+        return None if table is None else arrow_schema_of(table.schema())
 
     def _made(self, schema: pa.Schema) -> Table:
         """Return the table with this region's owner marker; create the table and the marker if they are missing."""
@@ -353,7 +353,7 @@ class IcebergTable(BoundSink):
         for _ in range(COMMITS_MAX):
             named = iceberg_partitions.with_ascii_field_names(fields, schema.names)
             table = self._log.find() or self._log.create(schema, named)
-            there = iceberg_partitions.fields_of(table)
+            there = iceberg_partitions.partition_fields_of(table)
             iceberg_partitions.check_partition_fields(self.place, table.schema(), there)
             if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
                 fields
@@ -375,12 +375,12 @@ class IcebergTable(BoundSink):
                     )
                 return table
             if self.evolve == "add":
-                new = {field.name for field in new_columns(self.place, arrow_of(table.schema()), schema)}
+                new = {field.name for field in new_columns(self.place, arrow_schema_of(table.schema()), schema)}
                 schema = pa.schema([field for field in schema if field.name not in new])
-            check_schema_fits(self.place, arrow_of(table.schema()), schema)
+            check_schema_fits(self.place, arrow_schema_of(table.schema()), schema)
             columns = tuple(field.column for field in there)
             alone = bool(self.keys) and not current_data_files(table)
-            text = owner_marker.text_of(schema)
+            text = owner_marker.encode_schema(schema)
             claim = OwnerMarker(1, self._region, self._bound(), text, self.keys, columns, alone, self.place)
             if self._log.write_owner_marker(table, claim):
                 self._kept = claim
@@ -550,7 +550,7 @@ class IcebergTable(BoundSink):
             if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
                 self._evolve(claim.rows())
                 return False
-            refuse_changed_columns(self.place, arrow_of(lake.schema()), claim.rows())
+            refuse_changed_columns(self.place, arrow_schema_of(lake.schema()), claim.rows())
             store = side_store_of(lake, self.place)
             try:
                 read = [read_rows(store, piece.files, claim.rows()) for piece in staged.values()]
@@ -729,7 +729,7 @@ class IcebergTable(BoundSink):
         kept = {key.file_stem() for key in keep.keys}
         for name in store.names(folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
-            if stem in kept or not staged_files.is_void(f"{stem}", self._id, keep.floor):
+            if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(lake, stem)

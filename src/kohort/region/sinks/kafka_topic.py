@@ -42,7 +42,7 @@ from kohort.io.chance import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import fill_null_types, refuse_null_types
-from kohort.region.sinks.owner_marker import other_name_error, other_owner_error, schema_of, text_of
+from kohort.region.sinks.owner_marker import encode_schema, other_name_error, other_owner_error, schema_of
 from kohort.region.sinks.rows import (
     cast_to_sink_schema,
     check_schema_fits,
@@ -58,8 +58,8 @@ from kohort.region.sinks.staging_topic import (
     SinkMarker,
     StagingTopic,
     create_topic_if_missing,
-    pieces_of,
-    table_of,
+    join_pieces,
+    split_into_pieces,
 )
 from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 
@@ -191,7 +191,7 @@ class KafkaTopic(BoundSink):
             with self._alone() as writer:
                 marker = writer.marker
                 if marker is None:
-                    marker = SinkMarker(1, self._region, self._bound(), 0, text_of(given), self.place, topic_id)
+                    marker = SinkMarker(1, self._region, self._bound(), 0, encode_schema(given), self.place, topic_id)
                     writer.commit(marker)
         self._owned(marker)
         self._kept = None
@@ -306,7 +306,7 @@ class KafkaTopic(BoundSink):
         """Write a table's rows to the staging topic, durably. A repeated call with the same key replaces the rows."""
         self._refuse_others(key)
         rows = self.check_rows(table)
-        self._staging_topic.stage(key.file_stem(), pieces_of(rows))
+        self._staging_topic.stage(key.file_stem(), split_into_pieces(rows))
 
     # Publishing.
 
@@ -328,7 +328,7 @@ class KafkaTopic(BoundSink):
                         raise CorruptDataError(
                             f"Sequence {sequence} can't be published into topic {self.topic}: {gone}"
                         )
-                    tables = (table_of(staged.read(name)) for name in names)
+                    tables = (join_pieces(staged.read(name)) for name in names)
                     writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=False), tables, names)
             self._times_fenced = 0
         except FencedError as error:

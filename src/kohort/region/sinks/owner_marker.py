@@ -57,7 +57,7 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
         return schema_of(self.schema)
 
 
-def text_of(schema: pa.Schema) -> str:
+def encode_schema(schema: pa.Schema) -> str:
     """Serialise a schema, without its metadata, by Arrow and base64."""
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
@@ -170,7 +170,7 @@ def read_marker_with_columns(read: Callable[[str], bytes], folder: str) -> tuple
         number += 1
     if not number:
         return claim, 0
-    return msgspec.structs.replace(claim, schema=text_of(pa.schema(fields)), added=tuple(added)), number
+    return msgspec.structs.replace(claim, schema=encode_schema(pa.schema(fields)), added=tuple(added)), number
 
 
 def added_columns_path(folder: str, number: int) -> str:
@@ -180,7 +180,7 @@ def added_columns_path(folder: str, number: int) -> str:
 
 def encode_added_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
     """Encode columns as the content of `columns-N.json`."""
-    return msgspec.json.encode(_AddedColumns(1, text_of(pa.schema(columns))))
+    return msgspec.json.encode(_AddedColumns(1, encode_schema(pa.schema(columns))))
 
 
 def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:

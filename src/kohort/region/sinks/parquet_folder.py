@@ -222,7 +222,7 @@ class ParquetFolder(FolderSink):
         """
         typed = resolve_null_types(schema, self._known_columns, self.evolve)
         check_parquet_columns(typed)
-        hive_partitions.check_partitions(typed, self.partition_by)
+        hive_partitions.check_partition_columns(typed, self.partition_by)
         return typed
 
     def _known_columns(self) -> pa.Schema | None:
@@ -294,7 +294,7 @@ class ParquetFolder(FolderSink):
         self._owned()
 
     def _new_claim(self, schema: pa.Schema) -> OwnerMarker:
-        text = owner_marker.text_of(schema)
+        text = owner_marker.encode_schema(schema)
         return OwnerMarker(1, self._region, self._bound(), text, partition_by=self.partition_by, place=self.place)
 
     def _probe(self) -> None:
@@ -722,7 +722,7 @@ class ParquetFolder(FolderSink):
         return self._written_in(f"{self.path}/_region")
 
     def _is_marked(self, sequence: int) -> bool:
-        return staged_files.is_marked(self._files, f"{self.path}/_region", sequence)
+        return staged_files.is_marked_published(self._files, f"{self.path}/_region", sequence)
 
     def _mark(self, sequence: int) -> None:
         staged_files.mark_published(self._files, f"{self.path}/_region", sequence)
@@ -749,7 +749,7 @@ class ParquetFolder(FolderSink):
                 self._remove_staged(name)
 
     def _is_void(self, name: str, floor: int) -> bool:
-        return staged_files.is_void(staged_files.staged_key_text(name), self._id, floor)
+        return staged_files.is_key_before_floor(staged_files.staged_key_text(name), self._id, floor)
 
     def _names(self) -> list[str]:
         return names_in(self._files, f"{self.path}/_staging")

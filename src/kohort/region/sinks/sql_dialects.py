@@ -64,7 +64,7 @@ class SqlDialect(Protocol):
     def prepare(self, connection: Any) -> None:
         """Configure a new connection: transactions only by BEGIN, and commits that survive a power loss."""
 
-    def type_of(self, kind: pa.DataType) -> str:
+    def sql_type_of(self, kind: pa.DataType) -> str:
         """Return the SQL type for a column of an Arrow type; empty: the database has no such type."""
 
     def lock_table_checks(self, cursor: Any, place: str) -> None:
@@ -189,7 +189,7 @@ class SqliteDialect:
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = EXTRA")
 
-    def type_of(self, kind: pa.DataType) -> str:
+    def sql_type_of(self, kind: pa.DataType) -> str:
         """Return the SQL type for a column of an Arrow type; empty: SQLite has no such type.
 
         Times and decimals are stored as text, because SQLite would round them.
@@ -333,7 +333,7 @@ class PostgresDialect:
         """Turn off implicit transactions (psycopg's autocommit)."""
         connection.autocommit = True
 
-    def type_of(self, kind: pa.DataType) -> str:
+    def sql_type_of(self, kind: pa.DataType) -> str:
         """Return the SQL type for a column of an Arrow type; empty: PostgreSQL has no such type."""
         if pa.types.is_timestamp(kind):
             return "" if kind.unit == "ns" else "timestamptz" if kind.tz else "timestamp"

@@ -30,7 +30,7 @@ from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import fill_null_types, resolve_null_types
-from kohort.region.sinks.owner_marker import other_name_error, other_owner_error, schema_of, text_of
+from kohort.region.sinks.owner_marker import encode_schema, other_name_error, other_owner_error, schema_of
 from kohort.region.sinks.rows import (
     Mode,
     cast_to_sink_schema,
@@ -202,7 +202,7 @@ class SqlTable(BoundSink):
         at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
         at.run("DELETE FROM {keys} WHERE target = ?", at.name)
         keys = msgspec.json.encode(self.keys).decode()
-        said = (at.name, self._region, str(self._bound()), text_of(schema), keys, self.place)
+        said = (at.name, self._region, str(self._bound()), encode_schema(schema), keys, self.place)
         at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: ExistingTable, schema: pa.Schema, types: dict[str, str]) -> None:
@@ -468,7 +468,7 @@ class _Cursor:
         Raises:
             InvalidInputError: the database has no type for a column.
         """
-        found = {field.name: self.dialect.type_of(field.type) for field in schema}
+        found = {field.name: self.dialect.sql_type_of(field.type) for field in schema}
         refused = [f"column {field.name!r} of type {field.type}" for field in schema if not found[field.name]]
         if refused:
             raise InvalidInputError(

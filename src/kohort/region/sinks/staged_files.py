@@ -61,7 +61,7 @@ def marks(files: FileCalls, folder: str) -> list[int]:
     return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
 
 
-def is_marked(files: FileCalls, folder: str, sequence: int) -> bool:
+def is_marked_published(files: FileCalls, folder: str, sequence: int) -> bool:
     """Return whether a folder has a file `published-N` for this sequence (checkpoint) or a later one."""
     return max(marks(files, folder), default=0) >= sequence
 
@@ -71,7 +71,7 @@ def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
 
     A late call can't undo the record of a later sequence.
     """
-    if not is_marked(files, folder, sequence):
+    if not is_marked_published(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     sync_folder(files, folder)
     for old in sorted(marks(files, folder))[:-MARKS_KEPT]:
@@ -286,7 +286,7 @@ def staged_key_text(name: str) -> str:
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 
-def is_void(stem: str, region_id: UUID | None, floor: int) -> bool:
+def is_key_before_floor(stem: str, region_id: UUID | None, floor: int) -> bool:
     """Return whether a text is a staged key of this region, of an epoch before `floor`.
 
     Such rows are removed unless a manifest has the key.

@@ -321,7 +321,7 @@ def create_topic_if_missing(admin: Admin, topic: NewTopic) -> TopicInfo:
         asked = True
 
 
-def pieces_of(table: pa.Table) -> list[bytes]:
+def split_into_pieces(table: pa.Table) -> list[bytes]:
     """Serialise a table as an Arrow stream, cut into pieces of 512 KiB; at least one."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as stream:
@@ -330,7 +330,7 @@ def pieces_of(table: pa.Table) -> list[bytes]:
     return [bytes(data[at : at + PIECE_BYTES]) for at in range(0, len(data), PIECE_BYTES)]
 
 
-def table_of(pieces: Sequence[bytes]) -> pa.Table:
+def join_pieces(pieces: Sequence[bytes]) -> pa.Table:
     """Deserialise the table from the pieces of an Arrow stream.
 
     Raises:

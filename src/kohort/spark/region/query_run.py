@@ -331,7 +331,7 @@ class RegionQuery:
 
         None: the source has not connected yet, or the batch has no offset of it.
         """
-        identity = SOURCE_SESSIONS.query_at(tuple(run.sessions)[member.number])
+        identity = SOURCE_SESSIONS.query_of_session(tuple(run.sessions)[member.number])
         found = None if identity is None else find_source_offset(offsets_of(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kohort.ids import TopicPartition
 from kohort.region.records import Position
-from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, Idle, LostRecords
+from kohort.spark.source_sessions import AssignmentReply, AssignmentReplyPart, IdleState, LostRecords
 
 
 class SourceAssignments:
@@ -45,11 +45,12 @@ class SourceAssignments:
 
     # -- the source's thread
 
-    def wait_partitions(self, wait_ms: int, run: int, idle: Idle | None = None) -> AssignmentReply | None:
-        """Return the partitions that a source may read now; None if no batch may begin, or the run is over.
+    def wait_partitions(self, wait_ms: int, run: int, idle: IdleState | None = None) -> AssignmentReply | None:
+        """Return the partitions that a region's query may read now; None while batches are paused, or the run is over.
 
-        If batches are paused, wait at most `wait_ms`. A source that found nothing to read (`idle`) first waits for
-        `idle.ms`, unless the assignment changes.
+        The region pauses batches before the query starts, while partitions are released, and at its end. Then this
+        waits at most `wait_ms`. A source that found nothing to read (`idle`) first waits for `idle.ms`, unless the
+        assignment changes.
         """
 
         def has_assignment_news() -> bool:
@@ -192,7 +193,7 @@ class RunSession:
     assignments: SourceAssignments
     run: int
 
-    def wait_partitions(self, wait_ms: int, idle: Idle | None = None) -> AssignmentReply | None:
+    def wait_partitions(self, wait_ms: int, idle: IdleState | None = None) -> AssignmentReply | None:
         return self.assignments.wait_partitions(wait_ms, self.run, idle)
 
     def keeps_trigger_waiting(self) -> bool:

@@ -29,7 +29,7 @@ from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
-from kohort.region.sinks import Sink, place_of
+from kohort.region.sinks import Sink, name_of_sink
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.folders import TemporaryCheckpoints, check_place
 from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
@@ -393,7 +393,7 @@ class SparkRegion:
             refuse_other(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
         started, folder = StartedQuery(bool(built.outside)), f"{self._checkpoints()}/{declared.name}"
-        how = behaviour(declared, shares=shares, keeps=built.needs_last_checkpoint)
+        how = member_behaviour(declared, shares=shares, keeps=built.needs_last_checkpoint)
         started.query = RegionQuery(
             declared.name,
             built,
@@ -422,7 +422,7 @@ class SparkRegion:
     def _machine(
         self, declared: DeclaredQuery, number: int, places: Sequence[Sink], how: MemberBehaviour
     ) -> MemberMachine:
-        at = [*map(place_of, places), "", ""]
+        at = [*map(name_of_sink, places), "", ""]
         return MemberMachine(
             self.name,
             declared.name if number == LEAD else f"{declared.name}#{number + 1}",
@@ -544,7 +544,7 @@ class SparkRegion:
         return self._region.describe()
 
     def checkpoint(self) -> None:
-        """Begin a region checkpoint."""
+        """Request a region checkpoint, and return without waiting for it; see `complete`."""
         self._region.checkpoint()
 
     def complete(self) -> int:
@@ -645,7 +645,7 @@ class StartedQuery:
             self.query.close()
 
 
-def behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBehaviour:
+def member_behaviour(declared: DeclaredQuery, *, shares: bool, keeps: bool) -> MemberBehaviour:
     """Return the properties that the members of a query report when they join the region, the same for all sources.
 
     Args:

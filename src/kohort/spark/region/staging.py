@@ -20,7 +20,7 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError
 from kohort.region.consuming.staging import UNIT_BYTES, sink_retry_wait
 from kohort.region.sinks import Sink, check_rows
-from kohort.region.sinks.availability import AWAY, is_away
+from kohort.region.sinks.availability import AWAY, is_temporary_error
 from kohort.region.sinks.dead_letters import make_dead_letters, make_undecoded_dead_letters, split_refused_rows
 from kohort.region.staged import Staged, StagedKey, merge_staged
 from kohort.spark.region.query_factory import LETTER
@@ -116,7 +116,7 @@ class StagingTask:
             try:
                 sink.stage(key, table)
             except AWAY as error:
-                if not is_away(error):
+                if not is_temporary_error(error):
                     raise
                 wait.record_failure(error)
                 time.sleep(max(0.0, wait.again_s - time.monotonic()))

@@ -155,7 +155,7 @@ class TopicCatalog:
         if not self._streaming:
             raise NotFoundError(f"{text}: {meaning}")
         if not self._warned:
-            log.warning("the query waits for topics to read: %s yet (%s)", text, meaning)
+            log.warning("the query waits for topics to read: %s yet (how the pattern is read: %s)", text, meaning)
         self._warned = True
 
     def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

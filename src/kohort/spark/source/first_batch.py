@@ -66,8 +66,8 @@ def answer_first_batch_start(sessions: list[SparkSession], message: Message) -> 
                 found += [start for end, start in _first_batches(session, root) if end == message.get("end")]
             except (KafkaError, OSError, ValueError, Py4JError) as error:
                 log.warning(
-                    "checkpoint %s can't be read, so the start of a first batch of Spark's Kafka source is not sought "
-                    "in it: %s",
+                    "checkpoint %s of a running query can't be read, so it is skipped in the search for where an "
+                    "unfinished first batch of Spark's Kafka source starts: %s",
                     root,
                     error,
                 )

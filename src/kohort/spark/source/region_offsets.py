@@ -20,7 +20,7 @@ from kohort.spark.source_sessions import (
     WAIT_MS_MAX,
     AssignmentReply,
     AssignmentReplyPart,
-    Idle,
+    IdleState,
     LostRange,
     LostRecords,
     topic_ids,
@@ -121,7 +121,7 @@ class RegionOffsets:
             return {}
         version, since_s = self._known
         left_ms = round(IDLE_MS - (time.monotonic() - since_s) * 1000)
-        return Idle(version, left_ms).to_message() if left_ms > 0 else {}
+        return IdleState(version, left_ms).to_message() if left_ms > 0 else {}
 
     def _keep_positions(self, handed: AssignmentReply, at: Mapping[TopicPartition, int]) -> None:
         """Remember the position of each assigned partition by its assignment number; forget those of others.

@@ -25,11 +25,11 @@ from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_parsed import adapt_reader_schema, parse_for_fastavro
 from kohort.spark.values.avro_schema import (
     ArrayNode,
-    Entries,
     Leaf,
+    MapNode,
     Node,
     RecordNode,
-    Skipped,
+    SkippedNode,
     differences,
     is_ms_read_as_us,
     node_of,
@@ -287,9 +287,9 @@ def _plain_type(node: Node) -> Kind:
         return pa.struct([pa.field(name, _plain_type(part)) for name, part in node.fields])
     if isinstance(node, ArrayNode):
         return pa.list_(pa.field("element", _plain_type(node.item)))
-    if isinstance(node, Entries):
+    if isinstance(node, MapNode):
         return pa.map_(pa.string(), _plain_type(node.value))
-    if isinstance(node, Skipped):
+    if isinstance(node, SkippedNode):
         raise AssertionError("a reader's schema has a part that can't be read")
     if node.logical == "decimal":
         return pa.decimal128(node.precision, node.scale)
@@ -314,12 +314,12 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
         parts = dict(written.fields) if isinstance(written, RecordNode) else {}
         repairs = [(name, made) for name, part in node.fields if (made := _repair(part, parts.get(name))) is not None]
         return (lambda found: _repaired_record(found, repairs)) if repairs else None
-    if isinstance(node, Skipped):
+    if isinstance(node, SkippedNode):
         raise AssertionError("a reader's schema has a part that can't be read")
     if isinstance(node, ArrayNode):
         of_item = _repair(node.item, written.item if isinstance(written, ArrayNode) else None)
         return None if of_item is None else lambda found: None if found is None else [of_item(item) for item in found]
-    of_value = _repair(node.value, written.value if isinstance(written, Entries) else None)
+    of_value = _repair(node.value, written.value if isinstance(written, MapNode) else None)
     if of_value is None:
         return None
     return lambda found: None if found is None else [(key, of_value(item)) for key, item in found.items()]

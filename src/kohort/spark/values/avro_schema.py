@@ -88,7 +88,7 @@ class ArrayNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class MapNode:
     """An Avro map, whose keys are strings, by the type of its values."""
 
     value: Node
@@ -99,7 +99,7 @@ class Entries:
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
+class SkippedNode:
     """A type that only a writer's schema may have, in unread parts: null alone, or a union of several types.
 
     Attributes:
@@ -111,7 +111,7 @@ class Skipped:
     ddl: str = "void"
 
 
-Node: TypeAlias = Leaf | RecordNode | ArrayNode | Entries | Skipped
+Node: TypeAlias = Leaf | RecordNode | ArrayNode | MapNode | SkippedNode
 
 
 def schema_of(text: str, name: str = "valueSchema") -> Schema:
@@ -197,7 +197,7 @@ def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool
                 yield from differences(written[name], node, f"{path}.{name}", of_ddl=of_ddl)
     elif isinstance(writer, ArrayNode) and isinstance(reader, ArrayNode):
         yield from differences(writer.item, reader.item, f"{path}[]", of_ddl=of_ddl)
-    elif isinstance(writer, Entries) and isinstance(reader, Entries):
+    elif isinstance(writer, MapNode) and isinstance(reader, MapNode):
         yield from differences(writer.value, reader.value, f"{path}{{}}", of_ddl=of_ddl)
     elif isinstance(writer, Leaf) and isinstance(reader, Leaf) and writer.logical and reader.logical:
         written_as, read_as = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
@@ -238,7 +238,7 @@ class _SchemaWalk:
         if kind == "array":
             return self._array(schema, path, space)
         if kind == "map":
-            return Entries(self.node(schema.get("values"), f"{path}{{}}", space))
+            return MapNode(self.node(schema.get("values"), f"{path}{{}}", space))
         if kind in ("record", "error", "enum", "fixed"):
             return self._definition(schema, kind, path, space)
         logical = schema.get("logicalType")
@@ -255,7 +255,7 @@ class _SchemaWalk:
             return Leaf(name, _PLAIN[name])
         if name == "null":
             if self._written:
-                return Skipped(empty=True)
+                return SkippedNode(empty=True)
             raise self._wrong(path, "is only ever null")
         full = full_name(str(name), space)
         if full in self._named:
@@ -269,14 +269,14 @@ class _SchemaWalk:
         left = [branch for branch in branches if branch not in ("null", {"type": "null"})]
         if len(left) == 1:
             found = self.node(left[0], path, space)
-            return Skipped(empty=False) if isinstance(found, Skipped) or _takes_no_bytes(found) else found
+            return SkippedNode(empty=False) if isinstance(found, SkippedNode) or _takes_no_bytes(found) else found
         for kinds, wider in _WIDER:
             if len(left) == 2 and all(isinstance(branch, str) for branch in left) and set(left) == kinds:
                 return Leaf(wider, _PLAIN[wider])
         if self._written:
             for branch in branches:
                 self.node(branch, path, space)
-            return Skipped(empty=False)
+            return SkippedNode(empty=False)
         what = "is a union of more than null and one type; read such values as bytes and use Spark's from_avro"
         raise self._wrong(path, what if left else "is only ever null")
 
@@ -338,4 +338,4 @@ class _SchemaWalk:
 def _takes_no_bytes(node: Node) -> bool:
     if isinstance(node, RecordNode):
         return all(_takes_no_bytes(part) for _, part in node.fields)
-    return isinstance(node, Skipped) and node.empty
+    return isinstance(node, SkippedNode) and node.empty

@@ -21,7 +21,7 @@ from kohort.spark.values.avro_parsed import parse_for_fastavro
 from kohort.spark.values.avro_records import load_named_function
 from kohort.spark.values.avro_schema import node_of, schema_of
 from kohort.spark.values.decoding import Values
-from kohort.spark.values.moments import zone_named
+from kohort.spark.values.moments import iana_zone
 from kohort.spark.values.protobuf_records import ddl_of_message
 from kohort.spark.values.types import arrow_type, ddl_of
 
@@ -218,7 +218,7 @@ def check_writer_schema_function(options: SourceOptions) -> None:
 
 def _zone(name: str | None) -> str:
     try:
-        return str(zone_named(name or "UTC"))
+        return str(iana_zone(name or "UTC"))
     except ValueError:
         raise InvalidInputError(
             f"valueTimeZone: there is no time zone {name!r}; give a name like Europe/Berlin"

@@ -14,7 +14,7 @@ from kohort.errors import CorruptDataError
 from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES
 from kohort.spark.values.isolate import Parts, convert_in_parts
 from kohort.spark.values.json_columns import JsonDecoder
-from kohort.spark.values.moments import zone_named
+from kohort.spark.values.moments import iana_zone
 from kohort.spark.values.types import Column, Kind, compute
 
 # -- `valueFormat=string`: values that are UTF-8
@@ -152,5 +152,5 @@ def _decoder(values: Values, _process: int) -> Decoder:
         from kohort.spark.values.protobuf_records import ProtobufDecoder
 
         return ProtobufDecoder(values.kind, *values.protobuf, values.registry)
-    decoder = JsonDecoder(values.kind, zone_named(values.zone))
+    decoder = JsonDecoder(values.kind, iana_zone(values.zone))
     return decoder if values.registry is None else PrefixedJsonDecoder(decoder)

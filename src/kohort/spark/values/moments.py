@@ -76,7 +76,7 @@ def _offset(name: str, local: int, text: str) -> int:
     found = _OFFSET.fullmatch(name)
     if found is None:
         try:
-            return _offset_at(zone_named(name), local, text)
+            return _offset_at(iana_zone(name), local, text)
         except ValueError:
             raise ValueError(f"{_short(text)} names no zone that is known") from None
     hours, minutes, seconds = (int(part or 0) for part in found.group(2, 3, 4))
@@ -87,7 +87,7 @@ def _offset(name: str, local: int, text: str) -> int:
 
 
 @lru_cache(maxsize=128)
-def zone_named(name: str) -> tzinfo:
+def iana_zone(name: str) -> tzinfo:
     """Return a zone of the time zone database.
 
     Raises:
