@@ -353,9 +353,7 @@ class SegmentFile:
         for damage in unverified.damages:
             log.error("damaged records, reads of them fail: %s", damage.sentence())
         if unseen.count and not pins.positions:
-            log.error(
-                "[segment %s] unverified offsets beside gaps, for want of an index: %s", self.name, unseen.sentence()
-            )
+            log.error("[segment %s] no index verifies the offsets beside gaps: %s", self.name, unseen.sentence())
         if unverified.done:
             self.unverified = None
 
