@@ -127,7 +127,7 @@ class _Dying(LakeTransaction):
 
 @pytest.mark.parametrize("happened", [False, True], ids=["before", "after"])
 def test_a_publisher_that_is_killed_at_each_statement(postgres: Server, tmp_path: Path, happened: bool) -> None:
-    every = 1 if IS_LONG else 9
+    every = 1 if IS_LONG else 7
     killed, number, committed = 0, 1, 0
     while True:
         folder, catalog = tmp_path / str(number), postgres.fresh_database()

@@ -64,7 +64,7 @@ def busy_maintenance(spark: Any, partitions: int) -> Iterator[None]:
 
     def stop() -> None:
         stores = spark._jvm.org.apache.spark.sql.execution.streaming.state
-        getattr(getattr(stores, "KeyedStateStore$"), "MODULE$").stop()
+        getattr(getattr(stores, "StateStore$"), "MODULE$").stop()
 
     stop()
     with settings(spark, {f"{_STORE}maintenanceInterval": "100ms", "spark.sql.shuffle.partitions": str(partitions)}):
