@@ -9,6 +9,7 @@ import pytest
 from kohort import Admin
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import ErrorCode, KafkaError
+from tests.support.waiting import until
 
 
 def _said(error: KafkaError) -> str:
@@ -67,6 +68,7 @@ def test_value_is_shown_as_it_was_understood(servers: str, key: str, given: str,
     resource = ConfigResource(ResourceType.TOPIC, topic)
     with Admin(servers) as admin:
         admin.create_topics([NewTopic(topic, 1, configs={key: given})]).all()
+        until(lambda: resource in admin.describe_configs([resource]).values, "the broker knows its new topic")
         entry = admin.describe_configs([resource]).all()[resource][key]
     assert entry.value == shown
 

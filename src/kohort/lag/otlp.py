@@ -332,8 +332,9 @@ def _read_body(answer: requests.Response, *, is_refusal: bool = False) -> bytes:
 def _refusal_text(answer: requests.Response) -> str:
     """Return the reason in the body of a refused request; empty if there is none, or only a page of HTML.
 
-    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text. Source: the OTLP
-    specification, "Failures".
+    A collector sends a `Status` as protobuf. Its HTTP server writes its own refusals as text.
+
+    Source: the OTLP specification, "Failures".
     """
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     content = _read_body(answer, is_refusal=True)
