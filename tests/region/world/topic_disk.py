@@ -521,8 +521,8 @@ class TopicDisk(Disk):
         with (
             mock.patch.object(kafka_topic, "time", virtual),
             mock.patch.object(kafka_topic, "CHANCE", random.Random(7)),
-            mock.patch.object(kafka_topic, "pieces_of", halves_of),
-            mock.patch.object(kafka_topic, "table_of", whole_of),
+            mock.patch.object(kafka_topic, "split_into_pieces", halves_of),
+            mock.patch.object(kafka_topic, "join_pieces", whole_of),
         ):
             yield
 
