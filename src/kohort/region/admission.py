@@ -1,6 +1,6 @@
 """Admission of a member of any kind: the checks of its group and its sinks before it starts.
 
-Every check precedes the first claim, so that a refusal leaves nothing behind.
+Every check precedes the claim of the group, so that a refused member leaves no claim behind.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def admit_member(
     Raises:
         InvalidInputError: the group or the sink belongs to another region, or clients outside the region read in the
             group. Also if the sink disagrees with the region's metadata topic, or if a new group would read records
-            again. Nothing is recorded then.
+            again. The group is not claimed then.
         KafkaError: a permission is missing, or no control plane can be reached.
     """
     try:
@@ -132,7 +132,7 @@ def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | N
 def _refuse_new_group(region: str, saved: SavedFacts, applicant: Applicant, place: str) -> None:
     """Raise InvalidInputError if a group that is new to the region would write rows of the same records twice.
 
-    That is so if another group has read one of its topics, into the same sink or for a member of the same name.
+    That is so if another group has read one of its topics, into the same sink or by a member of the same name.
     `reads_again` allows it.
     """
     last = saved.manifests.get(saved.sequence)

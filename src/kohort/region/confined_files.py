@@ -51,7 +51,7 @@ class _Spot:
 class ConfinedFiles:
     """File operations that follow no symbolic link below one root folder.
 
-    Paths outside the root are used as the operating system would.
+    Paths outside the root are passed to the operating system as they are.
     """
 
     def __init__(self, root: str, *, private: bool = False) -> None:

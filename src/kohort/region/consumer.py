@@ -58,7 +58,7 @@ class CallingThreads:
         self._threads: set[int] = set()
 
     def has_this_thread(self) -> bool:
-        """Return whether the calling thread is inside a method already: a signal handler or callback calls."""
+        """Return whether the calling thread is inside a method already, as when a signal handler or callback calls."""
         return threading.get_ident() in self._threads
 
     @contextmanager

@@ -111,7 +111,7 @@ class FactTable:
     def apply_record(self, record: StoredRecord) -> tuple[Fact | None, str]:
         """Apply the next record of the log; return it decoded, or the reason for which it is ignored.
 
-        A tombstone returns neither.
+        A valid tombstone returns neither.
         """
         if record.key is None:
             return self._ignore(record, "", "has no key")

@@ -223,8 +223,8 @@ def names_in(files: FileCalls, path: str) -> list[str]:
 def make_folder(files: FileCalls, path: str) -> None:
     """Create a folder and its missing parents, so that they survive a power loss.
 
-    A folder that exists is taken for durable. So a new one whose name can't be flushed to the disk is removed again:
-    the next call would take it for durable.
+    A parent that exists is taken for durable. So a new folder whose name can't be flushed to the disk is removed again.
+    Otherwise a later call for a folder in it would not flush its name.
     """
     above = os.path.dirname(path)
     is_new = _makes_folder(files, path)

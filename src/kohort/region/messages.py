@@ -50,8 +50,8 @@ class Welcome:
         epoch: of what it stages; new for a member that has just started.
         sequence: the id of the last complete checkpoint; 0: the initial state.
         names: all registered members, including this one.
-        state: for a member that has just started, the state that a member of its name saved with that checkpoint; None:
-            none.
+        state: for a member that has just started, the state that a member of its name saved with that checkpoint, or
+            that has waited for the member while it was absent; None: none.
         cut: the checkpoint in progress; a member that is drained for it stays drained.
         counts: the last checkpoint has the member's contribution, if it made one; a control plane of an earlier release
             does not say.
@@ -167,8 +167,8 @@ class Starts:
     Attributes:
         found: positions of the last checkpoint, or initial offsets.
         first: partitions that nobody has read: look their start position up and send `Looked`.
-        added: unread partitions of a topic that the region reads already: they begin at their earliest offset; send
-            `Looked` too.
+        added: unread partitions of a topic of which the group reads others already, or that its pattern did not match
+            at first. They begin at their earliest offset; send `Looked` too.
     """
 
     term: int
@@ -187,7 +187,8 @@ class Reset:
     Attributes:
         epoch: of what is staged from now on; it names the attempt.
         sequence: the id of the checkpoint to return to; 0: the initial state.
-        state: what the member's `on_checkpoint` returned for that checkpoint; None: nothing, or the initial state.
+        state: the member's state in that checkpoint, or the one that waited while the member was absent; None: nothing,
+            or the initial state.
     """
 
     term: int
@@ -291,7 +292,7 @@ class Contributed:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A member's report that it keeps revoked partitions until a checkpoint that begins after this is complete."""
+    """A member's report that it keeps revoked partitions until a complete checkpoint has all that it read of them."""
 
 
 @dataclass(frozen=True, slots=True)

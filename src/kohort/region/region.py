@@ -290,8 +290,8 @@ class Region(ClosedOnExit):
             The region's id, and the sink and the dead-letter sink, both bound to the region.
 
         Raises:
-            InvalidInputError: the group or a sink can't be the region's. Nothing is recorded then; `admission` has the
-                checks.
+            InvalidInputError: the group or a sink can't be the region's. The group is not claimed then; `admission` has
+                the checks.
             KafkaError: a permission is missing, or there is no control plane.
         """
         with self._call("admit"):

@@ -1,6 +1,6 @@
 """The start of a region behind a table: a table that a region has written, and the records after it, are one table.
 
-Each snapshot of an `IcebergTable` says where its sequence ends, in the property `kohort.offsets` of its summary.
+A snapshot with rows of an `IcebergTable` says where its sequence ends, in the property `kohort.offsets` of its summary.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class AfterSnapshot:
 def after(snapshot: Any, *, group: str | None = None) -> AfterSnapshot:
     """Return the offsets behind the records that an Iceberg table already has, for the option `start`.
 
-    A region notes its offsets in each snapshot that it writes. Of each region that has written the table, the newest
-    snapshot counts that is `snapshot` or an ancestor of it.
+    A region stores its offsets in each snapshot with which it publishes rows. Of each region that has written the
+    table, the newest published snapshot counts that is `snapshot` or an ancestor of it.
 
     Args:
         snapshot: a table of pyiceberg, for its current snapshot; or one snapshot, which a region has written.

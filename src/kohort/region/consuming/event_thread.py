@@ -221,8 +221,8 @@ class EventThread(MemberThread):
     def _continue_draining(self) -> None:
         """Commit the offsets of all partitions in one request, then report the drain. Source: spec 5.9.
 
-        Nothing happens while a table is in progress. A failed commit is retried after the next poll, which brings the
-        new generation or the loss of the partitions.
+        Nothing happens while a table is in progress. A commit that is fenced or not authorized fails the drain. After
+        another error, it is retried after the next poll, which brings a new generation or the loss of the partitions.
         """
         cut = self._waiting.drain
         if cut is None or not self._flow.is_idle():

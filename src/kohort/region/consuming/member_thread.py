@@ -70,7 +70,7 @@ class GroupListener(HoldingListener):
         self._wake()
 
     def on_partitions_revoked(self, partitions: list[TopicPartition]) -> None:
-        """Do nothing: the member had finished with these partitions when it called the consumer's `release`."""
+        """Do nothing: the consumer calls this in `release` and `close`, when the member is done with the partitions."""
 
     def on_partitions_lost(self, partitions: list[TopicPartition]) -> None:
         self._hear(events.PartitionsLost, partitions)
@@ -336,7 +336,7 @@ class MemberThread(ABC):
 
     @abstractmethod
     def _work(self) -> None:
-        """Run the part of an iteration that depends on the kind of member; it may block for a second at most."""
+        """Run the part of an iteration that depends on the kind of member; its poll blocks for a second at most."""
 
     @abstractmethod
     def _thread_ended(self, error: BaseException | None) -> None:

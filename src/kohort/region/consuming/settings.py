@@ -145,7 +145,8 @@ class MemberMetrics:
         sequences: the number of complete checkpoints that it heard of.
         register_wait_cause: why the member can't register, because its sink does not answer; empty: it can.
         staging_wait_cause: why its sink accepts no rows at the moment; empty: it accepts them.
-        dead_letters: rows in complete checkpoints that its sink refused.
+        dead_letters: the number of dead letters in complete checkpoints: rows that its sink refused, and those that the
+            application gave to `dead_letter`.
     """
 
     partitions: int = 0

@@ -74,7 +74,8 @@ def look_up(
         consumer: asks the brokers.
         start: the region's start position.
         at_start_position: partitions that begin there.
-        at_earliest: partitions created after their group began to read, which begin at their earliest offset.
+        at_earliest: partitions that count as created after their group began to read. They begin at their earliest
+            offset.
 
     Raises:
         KafkaError: the offsets can't be looked up now.

@@ -188,7 +188,7 @@ class RecordQueue:
 
     @property
     def discards_rows(self) -> bool:
-        """Whether submitted rows are discarded: no table is in progress, it was reset, or the member has ended."""
+        """Whether rows are discarded: no table is in progress, a reset has discarded it, or the member has ended."""
         return self._busy is None or self._void or self._ended
 
     # -- the event thread

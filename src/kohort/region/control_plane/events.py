@@ -124,7 +124,7 @@ class ResetCause(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ResetRequest:
-    """The request for a reset of the region. It waits for a pending commit, or until all members have registered.
+    """The request for a reset of the region. It may have to wait for a pending commit, or for members to register.
 
     Attributes:
         why: the kind of cause, for metrics.

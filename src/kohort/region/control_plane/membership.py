@@ -133,8 +133,8 @@ class RegionMembers:
     def _is_refused(self, member: RegisteredMember) -> bool:
         """Refuse a new member that can't share its consumer group, and return whether it was refused.
 
-        Its state, or that of another member of the group, may not move with partitions. Another cause is that only some
-        members of the group keep keyed states.
+        The cause is that its state, or that of another member of the group, does not move with partitions. Another
+        cause is that only some members of the group keep keyed states.
 
         The other member may be absent, if its saved state waits for it. A member that was there before and returns with
         its partitions is never refused.
@@ -227,7 +227,7 @@ class RegionMembers:
         plane.close(connection)
 
     def _take_on(self, member: RegisteredMember, report: Register) -> None:
-        """Accept a member that an earlier control plane knew, with its partitions.
+        """Accept a member that has an epoch already, with its partitions, as after a takeover or a lost connection.
 
         It resets alone if its epoch or offsets are outdated, or if another member holds its partitions.
         """
@@ -404,7 +404,7 @@ class RegionMembers:
     def _alone_can_publish(self, member: RegisteredMember) -> bool:
         """Return whether no other connected member can publish what one of this member's sinks still lacks.
 
-        The member must then stay.
+        The member must then stay. A disconnected member can't publish: False.
         """
         if member.lost_ms is not None:
             return False

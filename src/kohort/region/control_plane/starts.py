@@ -91,7 +91,11 @@ class StartOffsets:
         plane.send(member, Starts(plane.term, asked.number, tuple(known), first, added))
 
     def _came_later(self, part: Part) -> bool:
-        """Return whether a partition was created after its group began to read: it begins at its earliest offset."""
+        """Return whether a partition counts as created after its group began to read: it begins at its earliest offset.
+
+        That is so if the region has a start offset of another partition of the topic for this group. It is also so if
+        the group's pattern did not match the topic when the group began.
+        """
         if any((before.group, before.topic) == (part.group, part.topic) for before in self.plane.initial):
             return True
         return part.group in self.plane.began and part.topic not in self.plane.began[part.group]

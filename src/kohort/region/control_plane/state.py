@@ -189,9 +189,9 @@ class OngoingCheckpoint:
     """A checkpoint in progress.
 
     Attributes:
-        names: the members that were registered when it began.
+        names: the members that take part in it.
         contributions: what they have contributed so far, by member.
-        manifest: what is being committed; None: not all have contributed.
+        manifest: what is being committed; None: the commit has not begun.
         unidentified: members whose offsets were refused, and whose new generation is awaited.
     """
 

@@ -134,7 +134,7 @@ class PublishEnded:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRequested:
-    """The event that the application requests a checkpoint, itself or after a number of records."""
+    """The event that the application requests a checkpoint, or that many records, changes or batches call for one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,8 @@ class ResetApplication:
     Attributes:
         epoch: the epoch in which the member works from then on.
         sequence: the id of the checkpoint to return to; 0: the initial state.
-        state: what the application saved with it; None: nothing, or the initial state.
+        state: the application's state in that checkpoint, or the one that waited for an absent member; None: nothing,
+            or the initial state.
     """
 
     epoch: int
@@ -258,7 +259,8 @@ class BeginEpoch:
 
     Attributes:
         sequence: the id of the last complete checkpoint; 0: none.
-        state: what an earlier member of this name saved with it; None: nothing.
+        state: what an earlier member of this name saved with it, or the state that waited for an absent member; None:
+            nothing.
     """
 
     epoch: int
