@@ -75,7 +75,7 @@ class RegionLogView:
     """The view that one application has of its region's records in the topic `__kohort_regions`. Thread-safe.
 
     Methods that read create nothing. The first method that writes creates the topic if it is missing. It also creates
-    the machine's region key if no key was given.
+    the machine's region key if a key is neither given nor in the environment nor on this machine.
     """
 
     def __init__(
@@ -270,12 +270,13 @@ class RegionLogView:
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Continue the region from the sequence (checkpoint number) that a sink has published, after the two disagreed.
 
-        An operator calls this when a sink or the topic was restored from an older copy. No process may serve the
-        region.
+        An operator calls this after a sink or the topic was restored from an older copy, or a sink has moved. No
+        process may serve the region.
 
         Args:
             place: the sink's present name.
-            previous_name: the sink's name before it was moved; empty: it was not moved.
+            previous_name: the name that the sink's destination has stored; empty or equal to `place`: the sink has not
+                moved.
             published_sequence: the last sequence that the sink has published.
 
         Raises:
@@ -391,7 +392,7 @@ class RegionLogWriter:
         key: RegionKey,
         table: FactTable | None = None,
     ) -> None:
-        """Initialise the writer; `begin` connects it.
+        """Initialise the writer; the first other call connects.
 
         Args:
             region: the region's name.
@@ -596,7 +597,7 @@ class RegionLogWriter:
             commits: whether to commit, given what `fill` has returned; otherwise the transaction is aborted.
 
         Raises:
-            TermOverError: another control plane has taken over.
+            TermOverError: another control plane has taken over, or the transaction took too long.
             UnknownOutcomeError: the outcome of the commit is unknown.
             KafkaError: the transaction was not committed.
         """
@@ -709,7 +710,8 @@ class RegionLogWriter:
             members: the ids that Kafka has given to the region's members.
 
         Returns:
-            The foreign members with these partitions. None: the group is rebalancing, so that owners can't be told.
+            The foreign members with these partitions. None: the group is not stable (it rebalances or has no member),
+                so that owners can't be told.
         """
         if self._admin is None:
             self._admin = Admin(self._servers, **self._settings)

@@ -73,8 +73,8 @@ def ensure_regions_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
     """Create `__kohort_regions` as a compacted topic, or check the existing one; return the number of its partitions.
 
     Raises:
-        InvalidInputError: the topic is not compacted or has only one partition; or separate kohort coordinators serve
-            the cluster's groups.
+        InvalidInputError: the topic's `cleanup.policy` is not exactly `compact`, or it has only one partition; or
+            separate kohort coordinators serve the cluster's groups.
         NotAuthorizedError: no permission to describe the topic, or to create it if it is missing.
         TimedOutError: the topic was created and does not appear.
     """
@@ -85,8 +85,8 @@ def check_regions_topic(servers: Servers, settings: Mapping[str, Any]) -> int:
     """Check `__kohort_regions` without creating it; return the number of its partitions, 0 if it does not exist.
 
     Raises:
-        InvalidInputError: the topic is not compacted or has only one partition; or separate kohort coordinators serve
-            the cluster's groups.
+        InvalidInputError: the topic's `cleanup.policy` is not exactly `compact`, or it has only one partition; or
+            separate kohort coordinators serve the cluster's groups.
         NotAuthorizedError: no permission to describe the topic.
     """
     return _checked(servers, settings, creates=False)
@@ -163,7 +163,7 @@ class SavedFacts:
         initial: the offset at which the region began to read each partition.
         began: for each group, the topics that its pattern matched when it began.
         manifests: the manifests of the last complete checkpoints, by sequence.
-        contributions: the members' acknowledgements, by sequence and member.
+        contributions: the members' acknowledgements of checkpoints, by sequence and member.
         shown: the last sequence that each sink is known to have published.
         ignored_because: why the records of a region without a `Birth` are ignored; empty: there are none.
     """

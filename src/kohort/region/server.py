@@ -56,7 +56,10 @@ AGAIN_S = (0.1, 0.2, 0.5, 1.0)
 
 
 class TermOverError(KafkaError):
-    """The error that another control plane has begun a later term, so that this one may write nothing more."""
+    """The error that a control plane's term is over, so that it may write nothing more.
+
+    Another control plane has taken over, a transaction took too long, or a write has failed for good.
+    """
 
 
 FINAL = (NotAuthorizedError, InvalidInputError)
@@ -87,7 +90,11 @@ class RegionLog(Protocol):
     """
 
     def save(self, facts: Iterable[Fact]) -> None:
-        """Write records of the region in one transaction."""
+        """Write records of the region in one transaction.
+
+        Raises:
+            TimedOutError: the outcome is unknown; the caller may write the same records again.
+        """
 
     def commit(
         self, manifest: Manifest, contributions: tuple[Contribution, ...], offsets: tuple[MemberOffsets, ...]
@@ -95,8 +102,8 @@ class RegionLog(Protocol):
         """Commit a checkpoint in one transaction: all acknowledgements, the manifest, and the offsets of all groups.
 
         Returns:
-            Empty if the checkpoint is committed. Otherwise nothing is, and the result has the reason for each member
-                whose offsets the group coordinator rejected.
+            Empty if the checkpoint is committed. Otherwise nothing is committed, and the result has the reason for each
+                member whose offsets the group coordinator rejected.
 
         Raises:
             UnknownOutcomeError: the answer was lost, or does not show whether the transaction was committed.
@@ -113,7 +120,7 @@ class RegionLog(Protocol):
     ) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
 
-        None: the group is rebalancing, so that owners can't be told.
+        None: the group is not stable (it rebalances or has no member), so that owners can't be told.
         """
 
     def close(self) -> None:
@@ -165,9 +172,9 @@ class RetryingFactWriter:
             return events.CommitEnded(effect.cut, {name: refusal.why for name, refusal in refused.items()}, gone)
 
     def _retry_until_written(self, what: str, write: Callable[[], T]) -> Pauses[T]:
-        """Retry a call until it succeeds. The region does nothing else while its topic can't be written.
+        """Retry a call until it succeeds. The control plane's later writes wait meanwhile.
 
-        An error that is not retriable ends the term after a few attempts.
+        An error that is not retriable ends the term, from the sixth attempt on.
 
         Raises:
             TermOverError: another control plane has taken over, or an error that is not retriable has lasted.
@@ -228,7 +235,9 @@ def listen(host: str) -> ListeningSocket:
 
 
 class ControlPlane:
-    """A region's control plane during one term. The term ends by `close`, or when another control plane has taken over.
+    """A region's control plane during one term.
+
+    The term ends by `close`, when another control plane has taken over, or after an unexpected error.
 
     Attributes:
         over: set when the term has ended, for any reason.
@@ -292,7 +301,8 @@ class ControlPlane:
     def describe(self) -> RegionSeen | None:
         """Return a description of the region for operators; None: the term has ended or has not begun.
 
-        Any thread except the control plane's own may call this.
+        None is also the result if the control plane's thread does not answer within 5 s. Any thread except that one may
+        call this.
         """
         loop = self._loop
         if loop is None or self.over.is_set():

@@ -40,7 +40,7 @@ def check_member(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StagedKey:
-    """The key under which a member stages one unit of rows: up to 32 MiB, or the rest at a checkpoint.
+    """The key under which a member stages one unit of rows: some 32 MiB or more, or the rest at a checkpoint.
 
     Each call of `Sink.stage` gets a new key, also after a restart of the member.
 
@@ -48,7 +48,7 @@ class StagedKey:
         region_id: the region's id, created once with the region.
         epoch: the members' epoch, which is new at each start and each reset.
         member: the member's name.
-        unit: a number that is unique for the member and the epoch, and grows.
+        unit: a number that grows, and is unique in one sink for the member and the epoch.
     """
 
     region_id: UUID
@@ -114,7 +114,7 @@ class Staged:
     Attributes:
         keys: the keys in the sink of its rows.
         letters: the keys in its dead-letter sink.
-        dead_letters: the number of rows in the dead-letter sink.
+        dead_letters: the number of rows staged under `letters`.
     """
 
     keys: tuple[StagedKey, ...] = ()

@@ -31,7 +31,7 @@ class Keep:
 
     Attributes:
         floor: the minimum valid epoch; rows that were staged in this epoch or a later one are kept.
-        keys: keys that a manifest names and that may not be published yet; they are kept too.
+        keys: keys that a manifest names and that are perhaps not published yet; they are kept too.
     """
 
     floor: int
@@ -68,7 +68,7 @@ class Sink(Protocol):
         """Check that tables of this schema can be staged and published; create the destination if it is missing.
 
         Each member calls this before its first record, and may repeat it. The schema of the first call is stored, and
-        holds for all later rows.
+        holds for all later rows; only an option such as `evolve` adds columns to it.
 
         Raises:
             InvalidInputError: the schema can't be written, or does not fit the fixed one; the destination belongs to

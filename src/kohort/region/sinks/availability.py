@@ -45,7 +45,7 @@ others pass: a disk that is full (ENOSPC, EDQUOT) or fails (EIO), a file server 
 
 
 def is_permanent_error(error: BaseException) -> bool:
-    """Return whether a sink's error is permanent: only an operator can repair it, such as a missing permission.
+    """Return whether a sink's error is permanent, so that no wait helps: a missing permission, or refused rows.
 
     False: the sink may accept the same call later, or the error is none of a sink's known ones.
     """

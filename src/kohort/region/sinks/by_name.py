@@ -69,7 +69,10 @@ def _stored(kind: Callable[..., _Stored], name: str) -> _Stored:
 
 
 def _with_options(url: str) -> str:
-    """Return a PostgreSQL URL with its parameter `search_path` rewritten as `options=-csearch_path=…` for libpq."""
+    """Rewrite the parameter `search_path` of a PostgreSQL URL as `options=-csearch_path=…` for libpq.
+
+    A URL of SQLite is returned unchanged.
+    """
     if url.startswith("sqlite:"):
         return url
     parts = urlsplit(url)

@@ -71,8 +71,8 @@ class Generation(msgspec.Struct, frozen=True):
         generation: this generation's number; 0: the folder was never compacted.
         upto: the last sequence whose rows are in these files.
         files: the files, by their path below the folder.
-        replaced: files that an earlier generation had and this one has not, with the time in ms since 1970 when they
-            were replaced.
+        replaced: files that earlier readers may still use and this generation does not have (of an earlier one, or of
+            sequences). Each has the time in ms since 1970 when it was replaced.
         attempt: a UUID of the attempt that created the generation.
     """
 
@@ -190,7 +190,7 @@ class GenerationStore(Protocol):
         """
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove files that are in no generation (file list)."""
+        """Remove files that the newest generation (file list) does not have."""
 
     def remove_replaced_files(self, generation: Generation, due: Sequence[str]) -> None:
         """Remove the files `due`, which were replaced longer ago than the grace time for readers.

@@ -150,7 +150,7 @@ def _without_zeros(texts: Any) -> Any:
 
 
 def _without_far_times(column: Any) -> Any:
-    """Replace timestamps outside the years 1 to 9999 by null, which some sinks can't store."""
+    """Replace timestamps outside the years 1 to 9999, which some sinks can't store, by null."""
     if not pa.types.is_timestamp(column.type):
         return column
     return pc.if_else(out_of_range_times(column), pa.scalar(None, column.type), column)

@@ -577,11 +577,11 @@ class DeltaTable(FolderSink):
         self.sweep(Keep(floor))
 
     def _removals(self, table: deltalake.DeltaTable) -> list[AddAction | RemoveAction]:
-        """Return Delta `remove` actions for all data files of this region.
+        """Return Delta `remove` actions for all data files of this region; with `mode="update"`, of the whole table.
 
         Raises:
-            InvalidInputError: other writers have rewritten files (OPTIMIZE, DELETE), so that the region's rows can't be
-                told from others.
+            InvalidInputError: other writers have rewritten files (OPTIMIZE, DELETE); or, with `mode="update"`, the
+                table had rows before, or other regions write it. The region's rows can't be told from others then.
         """
         there = self._log.files_of(table)
         if self.mode == "update":

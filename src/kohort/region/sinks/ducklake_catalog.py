@@ -88,9 +88,8 @@ class NoLakeError(RetriableError):
 class LakeTransaction:
     """A DuckDB transaction on an attached DuckLake.
 
-    In statements, `{lake}` stands for the name under which it is attached.
-
-    `verbatim` escapes `{lake}` in names and values.
+    In statements, `{lake}` stands for the name under which it is attached. `escape_lake_name` escapes `{lake}` in names
+    and values.
     """
 
     def __init__(self, cursor: duckdb.DuckDBPyConnection, name: str) -> None:

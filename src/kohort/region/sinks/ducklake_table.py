@@ -217,7 +217,9 @@ class DuckLakeTable(FolderSink):
         return claim
 
     def _claimed(self, state: _LakeState | None) -> tuple[_LakeState, OwnerMarker]:
-        """Check that the table's state has this region's owner marker with this sink's name; cache and return both.
+        """Check that the table's state has this region's owner marker with this sink's name; return both.
+
+        The marker is cached.
 
         Raises:
             InvalidInputError: the table or the marker is missing, or the marker has another name of the sink.
@@ -412,7 +414,11 @@ class DuckLakeTable(FolderSink):
         self._remove_unknown(state, written.others)
 
     def _write(self, state: _LakeState, key: StagedKey, rows: pa.Table, before: _LakePiece | None) -> _LakePiece:
-        """Write rows to a Parquet file, then the `KEY.json` that lists it and the files of earlier attempts."""
+        """Write rows to a Parquet file, and `KEY.json`, which also lists files of earlier attempts.
+
+        `KEY.json` names the file before it is written, so that a sweep finds it after a crash. It is written again when
+        the file is complete.
+        """
         named = [f"kohort-e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}.parquet"] if rows.num_rows else []
         old = _LakePiece((), 0, False) if before is None else before
         try:

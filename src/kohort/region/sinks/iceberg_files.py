@@ -88,7 +88,10 @@ class DurableFileIO(PyArrowFileIO):
         return made if self._has_own_retries else _client(made, in_parts=False)
 
     def new_multipart_output(self, location: str) -> Any:  # as `new_output`
-        """Return a file in a store to write by a multipart upload: a late copy of its requests can't write it again."""
+        """Return a file in a store to write by a multipart upload: a late copy of its requests can't write it again.
+
+        With a retry class of the user's own, return the same as `new_output`.
+        """
         if self._has_own_retries:
             return self.new_output(location)
         scheme, host, path = self.parse_location(location)

@@ -175,7 +175,7 @@ class IcebergLog:
     def used_files(self, table: Table, sequence: int = 0) -> set[str]:
         """Return the locations of the current snapshot's files.
 
-        With a sequence, add those of the files that the region's snapshots of that sequence have added.
+        With a sequence, add those that the region's snapshots of that sequence have added.
         """
         found = {file.file_path for file in current_data_files(table)}
         for snapshot in table.snapshots() if sequence else ():

@@ -447,7 +447,10 @@ class IcebergTable(BoundSink):
     def _write(
         self, lake: Table, key: StagedKey, rows: pa.Table, before: _IcebergPiece | None, *, divided: bool = True
     ) -> _IcebergPiece:
-        """Write rows to Parquet files, then the `KEY.json` that lists them and the files of earlier attempts.
+        """Write rows to Parquet files, and `KEY.json`, which also lists files of earlier attempts.
+
+        `KEY.json` names the files before they are written, so that a sweep finds them after a crash. It is written
+        again when they are complete.
 
         Args:
             lake: the Iceberg table.
@@ -653,10 +656,11 @@ class IcebergTable(BoundSink):
         self.sweep(Keep(floor))
 
     def _removals(self, lake: Table) -> list[DataFile]:
-        """Return the table's data files that this region has added.
+        """Return the table's data files that this region has added; with `mode="update"`, all of the table.
 
         Raises:
-            InvalidInputError: others have rewritten files, so that the region's rows can't be told from others.
+            InvalidInputError: others have rewritten files; or, with `mode="update"`, the table had rows before, or
+                other regions write it. The region's rows can't be told from others then.
         """
         there = current_data_files(lake)
         claim = self._claim_in(lake)

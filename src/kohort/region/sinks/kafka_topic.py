@@ -424,7 +424,7 @@ class KafkaTopic(BoundSink):
     # Progress and cleanup.
 
     def published(self) -> int:
-        """Return the last published sequence (checkpoint number); 0: none, or the topic was created again since."""
+        """Return the last published sequence (checkpoint number); 0: none, or the topic was deleted or replaced."""
         self._bound()
         marker = self._staging_topic.marker()
         if marker is None:
@@ -463,8 +463,8 @@ class _Writer:
     def commit(self, marker: SinkMarker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
         """Commit one transaction: rows to the topic, tombstones for their staged keys, and the owner marker.
 
-        Wait until read_committed consumers see it: Kafka's coordinator answers when the commit is decided, and writes
-        it into the partitions afterwards.
+        Wait until read_committed consumers see the marker: Kafka's coordinator answers when the commit is decided, and
+        writes it into the partitions afterwards. Partitions of the topic may follow a moment later.
 
         Args:
             marker: the new owner marker.

@@ -112,7 +112,7 @@ def _parsed(url: str) -> _StoreUrl:
 
 
 def parse_store_name(name: str) -> tuple[str, dict[str, str]]:
-    """Split `ObjectStore.name`, such as `s3://bucket/path[endpoint]`, into the URL and the options for the endpoint.
+    """Split `ObjectStore.name`, such as `s3://bucket/path[endpoint]`, into the URL and options (endpoint, account).
 
     Credentials are not part of the name; they come from the environment.
     """
@@ -230,7 +230,7 @@ class ObjectStore:
 
     @contextlib.contextmanager
     def _translated(self, path: str) -> Iterator[None]:
-        """Translate obstore's errors to the package's own, without their text: it may have a signed URL."""
+        """Translate obstore's errors to the package's own. Of their text only the first line stays, without secrets."""
         try:
             yield
         except FileNotFoundError:

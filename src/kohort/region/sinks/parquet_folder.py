@@ -639,6 +639,7 @@ class ParquetFolder(FolderSink):
 
         Raises:
             InvalidInputError: compaction has merged that sequence with later ones.
+            CorruptDataError: the folder was changed five times while it was read, or its file list can't be read.
             OSError: the folder can't be read.
             RetriableError: the store does not answer.
         """

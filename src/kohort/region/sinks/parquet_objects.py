@@ -354,7 +354,7 @@ class StoreGenerations:
         return path
 
     def remove_files(self, paths: Iterable[str]) -> None:
-        """Remove objects that are in no generation (file list)."""
+        """Remove objects that the newest generation (file list) does not have."""
         self._store.remove_objects(paths)
 
     def remove_replaced_files(self, generation: Generation, due: Sequence[str]) -> None:
