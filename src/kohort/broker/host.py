@@ -672,7 +672,7 @@ class GroupHost:
             shard.close()
 
     def close(self) -> None:
-        """Stop the host's threads."""
+        """Stop the host's threads, drop its fault rules, and close the audit log."""
         self.faults.clear()
         if self.audit is not None:
             self.audit.close_log()

@@ -64,7 +64,7 @@ _Done: TypeAlias = Callable[[CheckedBatches | KafkaError], None]
 class RecordWorkers:
     """The worker threads that check produced batches, with a queue for each partition. All methods run on the loop.
 
-    Searches and compaction have a thread of their own, so that they don't delay producers.
+    Searches have a thread of their own, and compaction has another, so that they don't delay producers.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -165,7 +165,7 @@ class RecordWorkers:
         run_in_pool(self._loop, self._reading, job).add_done_callback(deliver_result)
 
     def compact(self, job: Callable[[], None]) -> Future[None]:
-        """Run one step of a compaction in the thread for searches and compaction."""
+        """Run one step of a compaction in the thread for compactions."""
         return self._compacting.submit(job)
 
     def close(self) -> None:

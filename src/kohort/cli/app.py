@@ -213,7 +213,7 @@ def _is_family(tokens: Sequence[str]) -> bool:
 
 
 def _drop_output() -> None:
-    """Redirect a standard stream that can't be written to /dev/null, so that Python's shutdown reports no error."""
+    """Redirect lost standard streams to /dev/null, so that Python's shutdown reports no error."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         if _is_lost(stream):

@@ -94,7 +94,7 @@ def broker(
 
 
 def _announced(files: DevelopmentFiles) -> Callable[[str], None]:
-    """Return a function that writes the client configuration files for a broker's address, and prints their paths."""
+    """Return a function that writes the client configuration files for a broker's address, and prints their folder."""
     from kohort.broker.security.development import KOHORT, USER
 
     def write(address: str) -> None:

@@ -116,7 +116,7 @@ def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
     """Return the first paragraph of an error class's docstring, and the paragraph that begins with "Remedy:".
 
     Raises:
-        ValueError: the docstring lacks one of them.
+        ValueError: the docstring has no paragraph with a remedy, or several.
     """
     paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(kind.__doc__ or "").split("\n\n")]
     remedies = [part.removeprefix(_REMEDY) for part in paragraphs if part.startswith(_REMEDY)]
@@ -166,7 +166,7 @@ def _explained(name: str) -> dict[str, Any]:
 
 
 def _every_error() -> set[type[KafkaError]]:
-    """Return all error classes of kohort, also those that are not public and have the remedy of a base class."""
+    """Return the error classes of all imported modules, also those that are not public and have their base's remedy."""
     public_errors()  # imports them
 
     def below(kind: type[KafkaError]) -> set[type[KafkaError]]:

@@ -61,7 +61,7 @@ def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
 
 
 def _time(milliseconds: int) -> Any:
-    """Return a timestamp as ISO 8601 in UTC, or in milliseconds if its year has not four digits; None for null."""
+    """Return a timestamp as ISO 8601 in UTC, or in ms if its year has not four digits; None: the record has none."""
     if milliseconds == NO_TIMESTAMP:
         return None
     if _FIRST_MS <= milliseconds <= _LAST_MS:

@@ -521,7 +521,7 @@ class Shard:
     def queue_event(self, event: Event) -> None:
         """Queue an event without reply.
 
-        While the shard loads, the event is dropped: the load finds its content in the journal or the driver.
+        Until the journal is replayed, the event is dropped: the load finds its content in the journal or the driver.
         """
         if self.phase is _SERVING or self._machine is not None:
             self._enqueue(event)

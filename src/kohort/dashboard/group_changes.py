@@ -51,7 +51,7 @@ RESET, DELETE_OFFSETS, DELETE = "reset-offsets", "delete-offsets", "delete"
 
 
 class ChangedMeanwhileError(KafkaError):
-    """The error that a preview can't be confirmed: it has expired, or the group has changed since."""
+    """The error that a preview can't be confirmed: it is unknown or has expired, or the group has changed since."""
 
 
 class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,7 +61,8 @@ class PreviewBody(msgspec.Struct, forbid_unknown_fields=True):
         change: The kind of change, named as the subcommand of `kohort groups`.
         group: The group.
         topics: TOPIC, or TOPIC:0,1 for some partitions; empty, for a reset: all with committed offsets.
-        goal: The target of a reset, named as the options of `kohort groups reset-offsets`, without `--to-` or `--by-`.
+        goal: The target of a reset, named by the options of `kohort groups reset-offsets`: `earliest` is --to-earliest,
+            `duration` --by-duration, `shift` --shift-by.
         value: The offset, number of records, time or duration that belongs to the goal.
     """
 
@@ -121,14 +122,14 @@ class GroupChanges:
 
     @property
     def waiting_rows(self) -> int:
-        """The number of rows of all previews that may still be confirmed."""
+        """The number of rows of all stored previews, which may still be confirmed unless they have expired."""
         with self._lock:
             return sum(preview.row_count for preview in self._previews.values())
 
     def preview(self, asked: PreviewBody, owner: str) -> View:
         """Return the rows of a change, as its command shows them, the errors, and a token that confirms the change.
 
-        The token is None if there is nothing to change.
+        The token is None if there is nothing to change, or if the group can't be changed now, as `errors` says.
 
         Args:
             asked: The change.

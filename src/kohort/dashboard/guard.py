@@ -70,7 +70,7 @@ class DashboardAccess:
     port: int = 0
 
     def check(self, host: str, port: int) -> None:
-        """Check that users of other machines must log in over TLS, if such machines can reach the address.
+        """Check that other machines, if they can reach the address, must log in, and over TLS unless `is_insecure`.
 
         Raises:
             InvalidInputError: They need no login, or their passwords would cross the network unencrypted.
@@ -225,7 +225,7 @@ def _cookie(header: str, name: str) -> str:
 
 
 def session_user_of(request: Request) -> str | None:
-    """Return the user of a request's login session; None: the dashboard has no logins."""
+    """Return the user of a request's login session; None: there is none, or the dashboard has no logins."""
     session: LoginSession | None = request.scope[SESSION]
     return None if session is None else session.user
 

@@ -176,7 +176,7 @@ def _network(address: str) -> str:
 
 
 def _keys(address: str, user: str) -> tuple[tuple[tuple[str, str], int], tuple[tuple[str, str], int]]:
-    """Return the counters of an address and of a user, each with the number of failed logins allowed at once."""
+    """Return the counter keys of an address and of a user, each with the number of failed logins allowed at once."""
     address = _network(address)
     name = hashlib.sha256(user.encode()).hexdigest()
     return (("address", address), ADDRESS_TRIES), (("user", name), USER_TRIES)
@@ -234,7 +234,7 @@ class DashboardLogins:
         return secret
 
     def session(self, secret: str) -> LoginSession | None:
-        """Return the session with this secret; None: it is unknown or over, or its user's password has changed."""
+        """Return the session with this secret; None: unknown, over, or its user is gone or has another password."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None

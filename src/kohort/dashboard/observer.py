@@ -100,7 +100,7 @@ class LagHistory:
     def add_report(
         self, report: LagReport, latest: Iterable[tuple[str, GroupChange]] = ()
     ) -> tuple[LagValues, list[TimedChange]]:
-        """Add a read; return its lag values, and its changes with their times.
+        """Add a read; return its lag values, and the changes that were not known before, with their times.
 
         A group that could not be read has a gap; a group that is gone loses its history.
         """
@@ -170,7 +170,9 @@ def _is_gone(name: str, report: LagReport) -> bool:
 
 
 class ClusterObserver(ClosedOnExit):
-    """The source of all dashboard answers about groups: it reads the cluster at an interval, and answers from memory.
+    """The source of all dashboard answers about groups: it reads the cluster at an interval.
+
+    Answers are from memory, except those of `past`, which are from the history file.
 
     The overview is encoded once after each read, on the reading thread. So a page of any number of groups is sent as it
     is.
@@ -228,7 +230,7 @@ class ClusterObserver(ClosedOnExit):
             self._history.restore_changes(changes)
 
     def cluster(self) -> View:
-        """Return the status of the cluster and of the last read as a JSON object, with the age of that read."""
+        """Return the status of the cluster and of the last read as a JSON object, with the last success's age."""
         state = self._watch.state
         age_ms = None if state.report is None else round((time.monotonic() - state.read_s) * 1000)
         return {

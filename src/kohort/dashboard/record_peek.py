@@ -67,7 +67,7 @@ class PeekRequest:
     Args:
         topic: The topic.
         partition: The partition; None: all.
-        offset: The offset of the first record; None: the newest records.
+        offset: The offset at which reading begins; None: the newest records.
         limit: The most records, from 1 to `RECORDS_SHOWN_MAX`.
         contains: A text that the key, the value or a header must contain; empty: any.
 
@@ -103,7 +103,7 @@ class _Scan:
     def take_record(self, record: Record) -> None:
         """Count a record that was read, and keep it if it matches the request.
 
-        For the newest records, a later one replaces the oldest that is kept.
+        Of the newest records at most `limit` are kept for a partition: a later one replaces the oldest.
         """
         fields = [record.key or b"", record.value or b"", *(value or b"" for _, value in record.headers)]
         fields += [name.encode() for name, _ in record.headers]
@@ -248,7 +248,7 @@ class _Decoding:
         self._failure = ""
 
     def value_view(self, data: bytes | None) -> View | None:
-        """Return a value, decoded by its schema, as a JSON object; else the raw value with the reason."""
+        """Return a value as a JSON object, decoded if it begins with a schema id; raw with the reason if that fails."""
         if data is None or not has_prefix(data):
             return field_view(data)
         try:

@@ -280,7 +280,7 @@ class DashboardRoutes:
         return StreamingResponse(self._stream(request), media_type="text/event-stream")
 
     async def _stream(self, request: Request) -> AsyncIterator[str]:
-        """Yield a server-sent event at once and after each read.
+        """Yield a server-sent event at once, after each read, and after `HEARTBEAT_S` without one.
 
         The stream ends when the page is closed, the login is over, or the server closes.
         """

@@ -42,8 +42,9 @@ class WatchState:
         messages: The parts of the last read that failed and why, at most `NAMED_FAILURES_MAX`.
         read_ms: How long the last read took.
         reads: The number of reads since the watch began, by outcome: whole, partial, failed.
-        changes: The number of changes since the watch began, by group and kind; a group's first appearance is left out.
-        latest_changes: The changes between the last two reads, by group; none after a read that failed.
+        changes: The number of changes by group and kind, without a group's first appearance. A group that a successful
+            read lacks begins again at 0.
+        latest_changes: The changes between the last two successful reads, by group; none after a read that failed.
         shares: The exporter shares that this process owned when the last successful read began, each with its term.
     """
 
@@ -223,7 +224,7 @@ class ClusterWatch:
         """Make the next read cover only the groups of this exporter's shares; return these shares with their terms.
 
         Raises:
-            KafkaError: The exporter is not a member of the exporters' group.
+            KafkaError: The exporters' group can't be joined, or has not taken this exporter in for `JOIN_S`.
         """
         if self.shares is None:
             return {}
@@ -274,14 +275,14 @@ class ClusterWatch:
 
 
 def reached_no_group(report: LagReport, listing: Collection[str]) -> bool:
-    """Return whether a read reached none of the cluster's groups, only because brokers were unreachable or too slow.
+    """Return whether a read reached none of its groups, only because brokers were unreachable or too slow.
 
     Another exporter may reach them, so this one should give up its shares.
 
     Args:
         report: The read.
-        listing: The names of the cluster's groups. Other names in the report are of Spark checkpoints, which every
-            exporter reads.
+        listing: The names of the cluster's groups. Other names in the report are of Spark checkpoints, which no broker
+            answers for.
     """
     reasons = {failure_reason_of(error) for name, error in report.errors.items() if name in listing}
     is_any_read = any(name in listing for name in report.groups)

@@ -89,7 +89,7 @@ NO_RATES = (None, None)
 
 @dataclass(slots=True)
 class OffsetSample:
-    """A partition's committed offset and log end at one time. Rates are computed between two of them. Immutable.
+    """A partition's committed offset and log end at one time. Rates follow from two of them. Never changed once made.
 
     In a share group `committed` counts the acknowledged records after the start offset too.
     """
@@ -101,9 +101,9 @@ class OffsetSample:
 
 @dataclass(slots=True)
 class Trend:
-    """The history of a group's partition that one evaluation passes to the next. Immutable.
+    """The history of a group's partition that one evaluation passes to the next. Never changed once made.
 
-    Reads are divided into windows of equal length (`window_ms`).
+    Reads are divided into windows: the first read `window_ms` or more after a window began is the first of the next.
 
     Attributes:
         last: The last read.
@@ -136,7 +136,7 @@ class Trend:
     def after_read(self, now: OffsetSample, unread: int, window_ms: int) -> Trend:
         """Return the trend after one more read.
 
-        If the committed offset or the log's end went back, begin a new trend.
+        If the committed offset, the log's end or the clock went back, begin a new trend.
         """
         last, at_ms = self.last, now.at_ms
         if now.committed < last.committed or now.log_end < last.log_end or at_ms < last.at_ms:
@@ -193,7 +193,7 @@ class Trend:
 
 @dataclass(slots=True)
 class PartitionLag:
-    """A group's committed offset, lag and status in one partition. Immutable.
+    """A group's committed offset, lag and status in one partition. Never changed once made.
 
     Attributes:
         committed: The committed offset; None: none is committed.
@@ -254,7 +254,7 @@ class PartitionLag:
 
     @property
     def lost_offsets(self) -> int | None:
-        """The number of offsets that retention deleted before the group read them; None: `position` says otherwise."""
+        """The number of offsets that retention deleted before the group read them; None: not `before start`."""
         if self.committed is None or self.log_start is None or self.position != BEFORE_START:
             return None
         return self.log_start - self.committed
@@ -409,7 +409,7 @@ class LagReport:
 
 
 def evaluate(snapshot: ClusterSnapshot, before: LagReport | None = None, window_ms: int = WINDOW_MS) -> LagReport:
-    """Compute the lag, status and cause of all groups from one read of the cluster.
+    """Compute the lag, status and cause of all groups' partitions from one read of the cluster.
 
     Args:
         snapshot: The read.
@@ -433,11 +433,11 @@ class _Context:
     trends: dict[tuple[TopicPartition, int], tuple[OffsetSample, Trend | None, int, Trend]] = field(
         default_factory=dict
     )
-    """The last trend of a group at an offset of a partition: its anchor, the trend before it, what is unread."""
+    """The last trend of a group at an offset of a partition: its offset sample, the trend before it, what is unread."""
 
     @property
     def trends_max(self) -> int:
-        """How many trends to keep for groups that stand at the same offset of a partition; 0 if few groups do."""
+        """The most trends to keep for groups at one offset to share; 0 if few groups read each partition."""
         places = sum(len(reading.committed) for reading in self.snapshot.groups.values())
         return TRENDS_PER_PARTITION * len(self.snapshot.bounds) if places > 2 * len(self.snapshot.bounds) else 0
 
@@ -523,7 +523,7 @@ class _GroupEvaluation:
     def _trend(self, tp: TopicPartition, done: int, log_end: int, unread: int, last: Trend | None) -> Trend:
         """Return the trend of a partition including this read.
 
-        Groups at the same offset of a partition share one `Anchor` object, and one `Trend` object if they also
+        Groups at the same offset of a partition share one `OffsetSample` object, and one `Trend` object if they also
         came there in the same reads. So memory stays small when many groups are stopped or have read everything.
         """
         known = self.trends.get((tp, done))
@@ -552,8 +552,8 @@ class _GroupEvaluation:
     def _oldest_ms(self, tp: TopicPartition, offset: int, earlier: PartitionLag | None) -> tuple[int | None, bool]:
         """Return the timestamp of the oldest record at or after an offset, and True; or a time before it, and False.
 
-        In the latter case the record itself was not fetched. The time is that of an older record or of an earlier read.
-        None: nothing is known.
+        In the latter case the record was not fetched. The time is that of an older record or of an earlier read. None:
+        it is unknown, or the record has no timestamp. `NO_RECORD`, and True: there is no such record.
         """
         read = self.snapshot.oldest.get((tp, offset))
         if read is not None:

@@ -111,13 +111,13 @@ class LagExporter(Collector):
         self._clusters = clusters
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: which metrics there are is known only after the first read."""
+        """Return nothing: which groups and partitions there are is known only after the first read."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the clusters' last reads.
 
-        Metrics with a sample for each partition come last. They format their lines group by group, so that the page is
+        Metrics with a sample for each partition come last. They format their lines piece by piece, so that the page is
         never whole in memory.
         """
         shown = [_Shown(cluster) for cluster in self._clusters]

@@ -134,10 +134,10 @@ class ExporterShares:
         return self._owned if member is not None and member.is_in_session() else {}
 
     def check(self) -> None:
-        """Check that this exporter is a member of the exporters' group, or has left it on purpose after failed reads.
+        """Check that this exporter is a member of the exporters' group, is joining, or has left it after failed reads.
 
         Raises:
-            KafkaError: It is neither; the error says why.
+            KafkaError: The group can't be joined, or joining takes longer than `JOIN_S`; the error says why.
         """
         error, member = self._error, self._member
         if self._is_resting:  # it has left the group on purpose, and rejoins after a read that works
@@ -150,7 +150,7 @@ class ExporterShares:
     def record_read_success(self, *, of_shares: bool) -> None:
         """Record that a read of the cluster succeeded.
 
-        An exporter that left the group after failed reads may join again.
+        An exporter that left the group after failed reads may join again, once its pause is over.
 
         Args:
             of_shares: Whether the read covered groups of its shares.

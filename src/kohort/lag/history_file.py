@@ -212,7 +212,7 @@ class HistoryWriter(ClosedOnExit):
 
     If the disk is full, read-only or away, only the history suffers. The last `PENDING_MAX` reads wait in memory, and
     are written once it works again. `error` has the reason meanwhile. The same holds for a file that is found damaged
-    while it is in use: it is moved away, and a new one begins.
+    while it is in use: once somebody has moved it away, a new one begins.
 
     Args:
         path: The file; created if missing. Its folder must exist.
@@ -223,8 +223,8 @@ class HistoryWriter(ClosedOnExit):
         error: The reason why the last write failed; empty: it succeeded.
 
     Raises:
-        InvalidInputError: Another process writes the file, it is of a later version or another program's, or its folder
-            is missing.
+        InvalidInputError: Another process writes the file, it is of a later version or another program's, its folder is
+            missing, or SQLite is too old.
         CorruptDataError: The file is damaged.
     """
 
@@ -308,7 +308,7 @@ class HistoryWriter(ClosedOnExit):
     ) -> list[TimedChange]:
         """Read the last reads and changes from the file, written by an earlier process; return the changes.
 
-        Nothing is returned or added if the file can't be read, or is another cluster's.
+        Return nothing if the file can't be read, or is another cluster's. Reads before a damaged one are added.
 
         Args:
             cluster_id: The cluster's id.
@@ -694,7 +694,7 @@ class HistoryReader(ClosedOnExit):
                 gap.
 
         Returns:
-            The points, the oldest first; None in place of a time span without a read.
+            The points, the oldest first; one None for each gap, of one or more time spans without a read.
 
         Raises:
             NotFoundError: The file has no such group.

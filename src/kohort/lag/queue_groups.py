@@ -36,8 +36,8 @@ class ShareOffsets:
 
     Attributes:
         starts: The start offset of each partition: all records before it are acknowledged.
-        lags: The number of records after the start offset that are not acknowledged; absent if the coordinator does not
-            say.
+        lags: The number of records from the start offset on that are not acknowledged; absent if the coordinator does
+            not say.
         errors: The error for which the offsets of a partition are unavailable, by partition.
     """
 

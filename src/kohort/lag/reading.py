@@ -211,7 +211,7 @@ class LagReading:
         return [TopicPartition(topic.name, number) for topic in named for number in topic.partitions]
 
     async def _is_away(self) -> bool:
-        """Return whether all brokers that listed groups have become unreachable during this read."""
+        """Return whether all brokers that were asked for their groups are unreachable, by one more request to each."""
         if not self._listed or not all(isinstance(self._silent.get(node), ConnectionFailed) for node in self._listed):
             return False
         for node in self._listed:
@@ -223,7 +223,7 @@ class LagReading:
         return True
 
     def _left_ms(self) -> float:
-        """Return the timeout of a request in ms: only a part of the read's time, which a silent broker could use up."""
+        """Return the timeout of a request in ms: a part of the read's time, so that a silent broker leaves some."""
         left = self._deadline_ms - self.cluster.runtime.now_ms
         return max(1.0, min(left, self.timeout_ms / PHASES, self.cluster.config.request_timeout_ms))
 

@@ -105,7 +105,8 @@ class RecordTimes:
     """A cache of the timestamps of groups' oldest unread records, which lasts over several reads.
 
     Attributes:
-        found: The timestamp in ms by partition and offset; `NO_RECORD` if there was no record up to the log's end.
+        found: The timestamp in ms by partition and offset; `NO_RECORD` if there was no record up to the log's end,
+            `UNDATED` if the record has none.
         reached: The offset up to which batches were searched without a record, by partition and offset.
         refused: Topics whose records the user may not read, with the error; fetched again after `retry_refused_topics`.
     """

@@ -66,7 +66,7 @@ class ScaledGroup:
         """Parse the metadata of a KEDA trigger.
 
         Raises:
-            InvalidInputError: An entry is missing or invalid; the message names it.
+            InvalidInputError: An entry is missing or invalid, or the bounds of the number contradict each other.
         """
         metadata = scaled.metadata
         group = metadata.get(GROUP_KEY, "")
@@ -234,7 +234,7 @@ def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) ->
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     """Decide how many members a group should have; log a change of that number.
 
-    A group without committed offsets gets at least one member.
+    A group without a known lag, such as one without committed offsets, keeps its members, and gets at least one.
     """
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)

@@ -186,7 +186,7 @@ def _read_to(part: PartitionLag) -> int:
 
 
 def _most(group: GroupLag, target: ScalingTarget) -> int:
-    """Return the largest number of members that can have work: except in share groups, one for each partition."""
+    """Return the most members to want: those of the target, and except in share groups one for each partition."""
     most = target.max_members
     if group.description.type.lower() != "share":
         partitions = max(1, len(group.known_partitions))
@@ -317,7 +317,7 @@ class _Scaling:
         return max([known or 0.0, *rates.values()]) or None
 
     def _demand(self, load: _Load) -> float:
-        """Return the records per second that must be read from a partition: those written, and some of a late lag."""
+        """Return the records per second to read from a partition: those written, and part of a late backlog."""
         lag = load.part.lag or 0
         is_late = self.time_lag_ms is not None and self.time_lag_ms > self.target.max_lag_ms
         if not is_late or not load.is_read_on:
@@ -340,10 +340,12 @@ class _Scaling:
     def _enough(self, demand: float, member_per_s: float, busy: float) -> int:
         """Return the fewest members that can read the demand and are not busy for more than a part of their time.
 
+        If no number is enough, return the most that can have work. Without demand and lag, return `min_members`.
+
         Args:
-            demand: the records per second to read.
-            member_per_s: the records per second that a busy member reads.
-            busy: the largest part (0 to 1) of its time for which a member may be busy.
+            demand: The records per second to read.
+            member_per_s: The records per second that a busy member reads.
+            busy: The largest part (0 to 1) of its time for which a member may be busy.
         """
         if not demand and not self.group.sum_lag:
             return self.target.min_members
@@ -355,7 +357,7 @@ class _Scaling:
     # The decision.
 
     def _without_rates(self) -> tuple[ScalingDecision, ScalingState]:
-        """Decide while a member's rate is unknown: want one if records wait and there is none; else keep the number.
+        """Decide while a member's rate is unknown: want a member if records wait without one; else keep the number.
 
         Without unread or new records the number goes to 0, if the target permits that.
         """

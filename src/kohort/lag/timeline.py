@@ -71,7 +71,7 @@ def changes(before: GroupLag | None, now: GroupLag | None) -> list[GroupChange]:
 
 
 def past_rebalances(now: GroupLag, before: GroupLag | None = None) -> list[GroupChange]:
-    """Return the rebalances that ended between two reads of a group; without `before`, all that are recorded."""
+    """Return the rebalances that ended between two reads of a group; without `before`, all that have ended."""
     earlier = None if before is None else before.description.rebalances
     return [
         GroupChange("rebalance", rebalance_text(rebalance), rebalance.ended_ms)

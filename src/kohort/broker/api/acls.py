@@ -97,7 +97,7 @@ def _change_results(
 ) -> list[AclRule]:
     """Add and remove ACL rules; return those of the added rules that did not exist before.
 
-    If the store has no room for the new rules, each result of a valid rule gets that error.
+    If the store refuses the new rules, as too many or too long, each result of a valid rule gets that error.
     """
     try:
         return acls.change_rules(added, removed)

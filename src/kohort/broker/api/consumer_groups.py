@@ -142,7 +142,7 @@ def _response(value: ConsumerGroupHeartbeatReply | ErrorCode) -> ConsumerGroupHe
 
 
 def _is_kept(value: ConsumerGroupHeartbeatReply) -> bool:
-    """Return whether a heartbeat response is cached: it has no error and no new assignment, and is likely to recur."""
+    """Return whether a heartbeat response is cached: it has no error, no assignment, and no long member id."""
     return value.assignment is None and not value.error and len(value.member_id) <= KEPT_ID_MAX
 
 

@@ -288,7 +288,8 @@ class Fetch:
 def _has_news(entry: Found) -> bool:
     """Return whether an incremental fetch response must include a partition: it has records, an error or new bounds.
 
-    The bounds are high watermark and log start offset, which are also recorded as known to the client.
+    An error that has ended counts too. The bounds are high watermark and log start offset. All are recorded as known to
+    the client.
     """
     part, answer, size = entry
     news = (

@@ -110,7 +110,7 @@ def _refused_transaction(node: Node, request: Request[ProduceRequest]) -> int:
 
 
 def _add_partitions(node: Node, message: ProduceRequest, names: list[str | None]) -> None:
-    """Add all partitions of a Produce request to its transaction, with one write to the transaction log.
+    """Add the partitions of a Produce request to its transaction by one write to the log, if there are several.
 
     Errors are ignored here: the later check of each batch reports them. Topics whose `name` is None were refused
     before.

@@ -73,7 +73,7 @@ class ZooKeeperConfig:
 
     @property
     def user(self) -> str:
-        """The name of the ZooKeeper user, for messages."""
+        """The ZooKeeper user in words, for messages: by login, by certificate, or nobody."""
         if self.scheme != NO_LOGIN:
             return f"{self.scheme} user {self.username}"
         return f"the certificate in {self.keystore}" if self.keystore else "nobody"
