@@ -617,7 +617,9 @@ def encode_sticky_user_data(partitions: Sequence[TopicPartition], generation: in
 def decode_sticky_user_data(
     user_data: bytes, names: dict[bytes, str] | None = None
 ) -> tuple[tuple[TopicPartition, ...], int] | None:
-    """Decode what `encode_sticky_user_data` wrote, also without a generation (-1), as old clients do; else None.
+    """Decode what `encode_sticky_user_data` wrote; None for other bytes.
+
+    Old clients leave the generation out: it is -1 then.
 
     Args:
         user_data: a member's user data.

@@ -274,7 +274,7 @@ class Context(Step):
             self.emit(Tombstone(key))
 
     def missing_group_verdict(self, group_id: str) -> MissingGroupVerdict:
-        """Return whether a missing group may be created here: yes, reported as empty, or retry while it is imported."""
+        """Return the verdict on a missing group: create it, refuse, or retry while its import is under way."""
         if self.config.group_import == "off" or group_id in self.ledger.imported:
             return PROCEED
         return self.imports.admit(self, group_id)

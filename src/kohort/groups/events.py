@@ -33,7 +33,7 @@ class PushRequestKind(enum.Enum):
 
 
 class PushPosition(NamedTuple):
-    """A partition and the next offset to read, as a push consumer reports it."""
+    """A partition and the next offset to read, in requests to push consumers and in their answers."""
 
     topic: str
     partition: int

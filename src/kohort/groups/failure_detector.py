@@ -52,7 +52,7 @@ def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interv
     """Return when a member whose connection has ended is evicted, unless it returns before.
 
     That is one lease after its last sign of life, but never too soon to reconnect. Without a lease, it is a little more
-    than its heartbeat interval.
+    than a heartbeat interval from now.
     """
     now_ms = step.now.mono_ms
     if event.lease_ms:

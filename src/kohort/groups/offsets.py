@@ -248,7 +248,10 @@ class CommittedOffsets:
         )
 
     def on_loaded(self) -> None:
-        """Delete the offsets of topics that were deleted while no coordinator ran; skip this if no topics are known."""
+        """Delete the offsets of topics that were deleted while no coordinator ran; skip this if no topics are known.
+
+        If the topic image is not sure, only request a check (`remove_unregistered`).
+        """
         topics = self.context.image.topics
         if not self.context.image.sure:
             self.remove_unregistered()

@@ -109,7 +109,7 @@ def _topic(row: _Row) -> CatalogTopic:
     """Return the topic of a catalog row.
 
     Raises:
-        ValueError: the topic id is malformed, or the name is not allowed because it would lead out of the data folder.
+        ValueError: the topic id is malformed, or the name is not allowed: it might lead out of the data folder.
     """
     if not topic_name_allowed(row.name):
         raise ValueError(f"topic name {row.name[:300]!r} is not allowed: {TOPIC_NAME_RULE}")
@@ -283,7 +283,7 @@ class Draft(Generic[L]):
         now.
 
         Raises:
-            InvalidInputError: they are not.
+            InvalidInputError: a limit does not allow it, or `partitions` is below 1.
         """
         if partitions < 1:
             raise InvalidInputError(

@@ -140,7 +140,7 @@ def _meta(path: Path, node_id: int, cluster_id: str | None) -> str:
 
 
 def _refuse_strangers(path: Path) -> None:
-    """Refuse to use a folder as data folder if it has files that no broker wrote."""
+    """Refuse a folder as data folder if it has files, but neither meta file nor lock file of a broker."""
     names = sorted(os.listdir(path))
     known = any(name.startswith((META, LOCK)) for name in names)
     strangers = [name for name in names if name != "lost+found"]

@@ -100,7 +100,7 @@ class UpdateFeaturesRequest(RequestMessage["UpdateFeaturesResponse"], key=57, ve
 
 
 class UpdateFeaturesResponse(Message, key=57, versions=(0, 2), flexible=0):
-    """The response to UpdateFeatures: an error code for the request, and one for each feature."""
+    """The response to UpdateFeatures: an error code for the request, and until version 1 one for each feature."""
 
     class UpdatableFeatureResult(Struct):
         """One feature in the response to UpdateFeatures: its error code and message."""

@@ -119,7 +119,7 @@ class HeartbeatRequest(RequestMessage["HeartbeatResponse"], key=12, versions=(0,
 
 
 class HeartbeatResponse(Message, key=12, versions=(0, 4), flexible=4):
-    """The response to Heartbeat: NONE, or the error that makes the member join again."""
+    """The response to Heartbeat: NONE, or an error such as REBALANCE_IN_PROGRESS: the member must join again."""
 
     throttle_time_ms: int = int32(since=1, ignorable=True)
     error_code: int = int16()

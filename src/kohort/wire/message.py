@@ -609,7 +609,7 @@ class DecoderSource(FunctionSource):
 
 
 def has_fixed_element_size(field: Field) -> bool:
-    """Return whether array elements have a fixed size in this field: it is a number, or a string that is empty."""
+    """Return whether a field has a fixed size: a number or boolean has, and a string too while it is empty."""
     return field.tag is None and (field.kind in FIXED or field.kind == "string")
 
 

@@ -4,7 +4,7 @@ A producer's batch with a correct checksum may still hold records that no reader
 numbers that are too long. Such a batch would stop every reader of its partition, so it is refused.
 
 The walk is compiled (`_record_walk.pyx`). Where the kernel was not built, the functions of `PythonRecordWalk` replace
-it. Their results are the same, about a hundred times slower.
+it. They give the same results, but take about a hundred times as long.
 
 Source: Kafka documentation, "Record"; Apache Kafka's `DefaultRecord.readFrom` and `LogValidator`.
 """

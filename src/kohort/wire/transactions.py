@@ -66,7 +66,7 @@ class AddPartitionsToTxnRequest(RequestMessage["AddPartitionsToTxnResponse"], ke
 
 
 class AddPartitionsToTxnResponse(Message, key=24, versions=(0, 5), flexible=3):
-    """The response to AddPartitionsToTxn: an error code for each partition, by topic."""
+    """The response to AddPartitionsToTxn: an error code for each partition, by topic, from version 4 by transaction."""
 
     class AddPartitionsToTxnResult(Struct):
         """One transaction in the response to AddPartitionsToTxn, with the results by topic."""

@@ -274,7 +274,7 @@ class Commits:
         self.count += 1
 
     def _joined_member(self, group: str) -> Membership | None:
-        """Return the membership to commit with; None if the partitions were assigned by `assign`, without a group.
+        """Return the membership to commit with; None if there is none: the partitions were assigned by `assign`.
 
         Raises:
             CommitFailedError: This consumer is not a member of the group now.

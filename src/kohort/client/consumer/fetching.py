@@ -190,7 +190,7 @@ class FetchSessionHandler:
         return Between(request, highest=None if by_id else HIGHEST_BY_NAME)
 
     def update_from_response(self, code: ErrorCode, session_id: int) -> bool:
-        """Update the session after a response; return True if the broker lost the session, and wants a full Fetch."""
+        """Update the session after a response; return True if its error only asks for a full Fetch."""
         if code is ErrorCode.NONE and session_id:
             self.id = session_id
             self.epoch = 1 if self.epoch == _EPOCH_MAX else self.epoch + 1
@@ -484,7 +484,7 @@ class Fetcher:
         return self.queued_bytes + self.buffer.nbytes >= most and self.available_records() > 0
 
     def _full_nodes(self) -> set[int]:
-        """Return the brokers of which enough responses wait to be decoded: two of them, or a large one."""
+        """Return the brokers of which enough responses wait to be decoded: two, or one of `_SMALL_BYTES` or more."""
         first: dict[int, int] = {}
         full = set()
         for fetched in self.ready:

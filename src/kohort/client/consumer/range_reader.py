@@ -320,7 +320,7 @@ class RangeReader(LookupMethods, ClosedOnExit):
             node: The broker that answered a fetch by name: it is asked first. None: only current metadata is asked for.
 
         Raises:
-            NotFoundError: The name belongs to another topic, or to none.
+            NotFoundError: The name belongs to another topic, or to none, or the topic lacks the partition.
         """
         topic = of.partition.topic
         if node is not None:

@@ -21,7 +21,7 @@ def join_group(
     Args:
         cluster: The connections to the coordinator.
         config: `group_id` must be set.
-        changed: Called after each change of assignment or revocation.
+        changed: Called after each change of assignment or revocation, and when the lease ends or is valid again.
         requires_polling: Whether the member leaves when the application does not poll for `max_poll_interval_ms`.
     """
     return _membership(config.group_protocol)(cluster, config, changed=changed, requires_polling=requires_polling)

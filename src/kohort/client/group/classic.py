@@ -315,7 +315,7 @@ _FENCED = (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.
 
 
 class _Rejoin(Exception):
-    """Exception that ends an attempt to join, so that the member joins again; with `reset`, without its member id."""
+    """Exception that ends an attempt to join, so that the member joins again; with `reset`, its partitions are lost."""
 
     def __init__(self, code: ErrorCode, reset: bool = False) -> None:
         super().__init__(code.name)

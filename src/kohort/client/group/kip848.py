@@ -187,7 +187,7 @@ class ConsumerMembership(Membership):
             self.cluster.runtime.spawn(self._hurry(), f"news of {self.group}")
 
     async def _hurry(self) -> None:
-        """Send an empty Metadata request, so that a kohort broker answers the parked heartbeat at once.
+        """Send an empty Metadata request, so that a kohort broker answers the delayed heartbeat at once.
 
         The member has a change to report, and only one heartbeat may be in flight.
         """
@@ -292,7 +292,7 @@ class ConsumerMembership(Membership):
     def _current_fields(self) -> HeartbeatFields:
         """Return the fields that describe this member to the coordinator now.
 
-        The coordinator joins topic names and pattern, so the one that the subscription no longer has is sent empty.
+        For the coordinator, topic names and pattern add up: the one that the subscription no longer has is sent empty.
         """
         subscription, matched = self._subscription, self.topics()
         pattern = subscription.pattern if subscription is not None else None

@@ -198,7 +198,7 @@ class Membership(ABC):
         Args:
             cluster: The connections to the coordinator.
             config: `group_id` must be set.
-            changed: Called after each change of assignment or revocation.
+            changed: Called after each change of assignment or revocation, and when the lease ends or is valid again.
             requires_polling: Whether `record_poll()` must be called every `max_poll_interval_ms`.
         """
         if config.group_id is None:
@@ -586,7 +586,7 @@ class Membership(ABC):
         return f"{text}, and the process was paused for {still_ms:.0f} ms since" if still_ms else text
 
     def _end_lease(self) -> None:
-        """Stop watching the lease, because it no longer matters: no partitions are held."""
+        """Stop watching the lease, because the member leaves the group, or its partitions are lost."""
         self.lapsed = False
         if self._lease_watch is not None:
             self._lease_watch.cancel()

@@ -310,7 +310,7 @@ class PushMembership(Membership):
     async def _probe(self, link: RawConnection) -> None:
         """Check whether a silent coordinator is alive, by a Metadata request on the connection that commits use.
 
-        If it does not answer, close the connection to it, so that the member registers again. A commit would otherwise
+        If it does not answer, both connections are closed, and the member registers again. Otherwise a commit would
         block the application for a request timeout, while other members may own its partitions.
         """
         left_ms = (1 - UNANSWERED_SHARE) * self.config.session_timeout_ms

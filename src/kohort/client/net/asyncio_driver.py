@@ -68,7 +68,7 @@ class AsyncClient:
     def close_when_collected(self, owner: Any, goodbye: Callable[[], Work[None]], undone: Callable[[], str]) -> None:
         """Close the client when `owner` is garbage collected without having been closed; before that, run `goodbye`.
 
-        If the event loop has ended, or the interpreter exits, nothing can be sent: a warning is logged instead.
+        A warning then names what is still undone: everything, if the event loop has ended or the interpreter exits.
 
         Args:
             owner: The facade, such as an AsyncConsumer; neither function may refer to it.

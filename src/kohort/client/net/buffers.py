@@ -33,7 +33,7 @@ class BufferPool:
         self._arrived = 0
 
     def record_frame_size(self, length: int) -> None:
-        """Record the length of a received frame: buffers of later frames are at once as large as the largest so far."""
+        """Record the length of a received frame: later frames of up to that length get a whole buffer at once."""
         self._arrived = max(self._arrived, length)
 
     def acquire(self, length: int, come: int = 0) -> memoryview:

@@ -489,7 +489,8 @@ class BrokerConnections:
         request overtakes another.
 
         Returns:
-            The connection to use: the same one if requests were left when the time was over. None: open another.
+            The connection to use: the same one if requests were left when the time was over, or one that another caller
+            has opened meanwhile. None: open one.
         """
         until_ms = self.runtime.now_ms + timeout_ms
         while link.in_flight and self.runtime.now_ms < until_ms:

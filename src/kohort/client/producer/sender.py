@@ -146,7 +146,7 @@ class Sender:
         identity: Producer id and epoch.
         metrics: Metrics.
         in_flight: Number of requests without a response, by broker and channel.
-        used_ms: When the application last sent a record, by topic.
+        used_ms: By topic, when a batch was last sent to it, or it was looked up for a record.
         gate: Set by transactions: whether a partition may be sent to yet.
         implicit: Set by transactions: a Produce adds its partitions to the transaction by itself (KIP-890).
         aborting: Set by transactions: why nothing is sent again; batches in flight get no further attempt.

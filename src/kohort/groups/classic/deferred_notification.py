@@ -127,7 +127,8 @@ class ClassicNotification(ClassicMembers):
         """Defer the notification of a rebalance that a stable group starts, or notify all members now.
 
         A deferral needs a client that tolerates delayed heartbeats, or a suspected member. To wait for a suspected
-        member, nothing is delayed: heartbeats are answered with NONE. Cooperative groups are notified now.
+        member, nothing is delayed: heartbeats are answered with NONE. Cooperative groups are notified now, and all
+        groups if `group.notify.at.once` is "off".
         """
         now_ms = step.now.mono_ms
         self.end_deferral()
@@ -147,10 +148,11 @@ class ClassicNotification(ClassicMembers):
         self.notify_if_none_awaited(step)
 
     def schedule_notification(self, step: Step, deferral: DeferredNotification) -> None:
-        """Set the end of a deferral: when the last awaited member is due, or when suspected members return or leave.
+        """Set the end of a deferral: when the last awaited member is due, or when suspected members are evicted.
 
-        For suspected members the deferral lasts at most one session timeout in all. Meanwhile some members are idle,
-        and nobody reads the partitions of dead ones.
+        For suspected members the deferral lasts at most one session timeout, and half the rebalance timeout. Meanwhile
+        some members are idle, and nobody reads the partitions of dead ones. Without suspected members, the longest
+        known interval and a quarter of the rebalance timeout limit it.
         """
         now_ms = step.now.mono_ms
         awaited = [self.members[member_id] for member_id in deferral.awaited]
@@ -188,7 +190,7 @@ class ClassicNotification(ClassicMembers):
         return max((member.interval_ms for member in self.members.values() if member.tolerates_long_polls), default=0)
 
     def notify_if_none_awaited(self, step: Step) -> None:
-        """Notify all members if none is awaited any more; reset the deadline if all suspected ones have answered."""
+        """Notify all members if none is awaited any more; set a new deadline if no suspected one is awaited."""
         deferral = self.deferral
         if deferral is None:
             return

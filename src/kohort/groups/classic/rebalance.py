@@ -348,9 +348,10 @@ class ClassicRebalance(ClassicNotification):
             self.rebalance_after_change(step, Cause(RebalanceReason.TOPICS_CHANGED, text))
 
     def check_static_group_after_load(self, step: Step) -> None:
-        """Check a group after a load: watch topics for a static leader; rebalance if partitions are without owners.
+        """Check a group with static members after a load; do nothing for other groups.
 
-        A static leader may not notice later changes of topics by itself, so the coordinator watches them.
+        A static leader may not notice later changes of topics by itself, so the coordinator watches them. If partitions
+        have no owner, a rebalance begins.
         """
         leader = self.members.get(self.leader or "")
         if leader is not None and leader.instance_id is not None:

@@ -148,7 +148,7 @@ class ConsumerMemberChanges(ConsumerReconciliation):
             self.refuse_waiting_requests(step, presence, Refusal(error, f"Member {member_id} was removed."))
 
     def refuse_waiting_requests(self, step: Step, presence: MemberSoftState, refusal: Refusal) -> None:
-        """Refuse all waiting requests of a member: it was removed or replaced."""
+        """Refuse all waiting requests of a member: it was removed or replaced, has left, or sent another JoinGroup."""
         if presence.waiting is not None:
             refusal.refuse_heartbeat(step, presence.waiting)
         self.cancel_long_poll(step, presence, *refusal)
@@ -272,8 +272,8 @@ class ConsumerSuspicion(ConsumerMemberChanges):
     def has_unassigned_partitions(self, step: Step) -> bool:
         """Return whether a partition of a subscribed topic is in no member's target.
 
-        Then the target excluded suspected members, which read these partitions. A coordinator that takes over checks
-        this, because no record names them.
+        Then the target excluded suspected members, and no other member reads that topic. A coordinator that takes over
+        checks this, because no record names the excluded members.
         """
         if not self.may_exclude_suspected(step):
             return False
@@ -285,7 +285,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         """Return whether members' partition counts differ by more than one, although all members read the same topics.
 
         Then the target excluded suspected members. A coordinator that takes over checks this, because no record names
-        them.
+        the excluded members.
         """
         if (
             not self.may_exclude_suspected(step)
@@ -348,7 +348,7 @@ def compute(work: ComputeAssignment) -> AssignmentComputed:
 
 
 def _known(pairs: TopicIdPartitions, indexes: Mapping[int, Mapping[int, int]]) -> list[int]:
-    """Return the numbers by which the assignor knows a member's partitions, sorted; omit partitions hidden from it."""
+    """Return the sorted places of a member's partitions among those that the assignor sees; omit all others."""
     found = [indexes.get(topic_id.int, NO_INDEXES).get(number, -1) for topic_id, number in pairs]
     return sorted([index for index in found if index >= 0])
 
@@ -428,7 +428,10 @@ class ConsumerAssignment(ConsumerSuspicion):
         return Cause(RebalanceReason.ASSIGNOR_CHANGED, text, member_id)
 
     def request_target_assignment(self, step: Step) -> None:
-        """Start computing the newest epoch's target, unless that runs already or regexes have to be resolved first."""
+        """Start computing the newest epoch's target if it has none.
+
+        Do nothing while another computation runs, or until all regexes are resolved.
+        """
         if self.computing >= 0 or self.resolving >= 0 or self.epoch <= self.target_epoch:
             return
         if self.request_regex_resolution(step):

@@ -128,7 +128,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             refusal.refuse_heartbeat(step, event)
 
     def process_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat) -> Refusal | None:
-        """Process a ConsumerGroupHeartbeat that joins or continues; return a refusal, or None after an answer."""
+        """Process a ConsumerGroupHeartbeat that joins or continues; return a refusal; None: answered or waiting."""
         member_id = event.member_id or event.new_member_id
         refusal = self.check_member(step, event, member_id)
         if refusal is not None:

@@ -335,7 +335,7 @@ class PushAnswers(PushRegistry):
     def on_ping_due(self, step: Step, member_id: str) -> None:
         """Send the next Ping to a member without an unanswered request, or repeat a Ping whose answer is late.
 
-        Stop and Start are never repeated.
+        Stop and Start are never repeated. A second registration that waits replaces a member whose answer is late.
         """
         member = self.present.get(member_id)
         if member is None or member.is_gone:
@@ -571,15 +571,19 @@ class PushGroup(PushAnswers):
     # Neither moves another member.
 
     def commit_error(self, step: Step, event: OffsetCommit) -> ErrorCode:
-        """Return the error that refuses a commit, else NONE. Without a generation, only an empty group accepts one."""
+        """Return the error that refuses a commit, else NONE.
+
+        Members may commit, whatever the generation. An empty group also accepts a commit without a generation.
+        """
         if not self.members and event.generation < 0:
             return ErrorCode.NONE
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
     def refused_offsets(self, step: Step, event: OffsetCommit) -> Mapping[Partition, ErrorCode]:
-        """Return ILLEGAL_GENERATION for partitions whose offset a commit may not change.
+        """Return ILLEGAL_GENERATION for partitions whose offset a member's commit may not change.
 
-        Those are partitions that the member does not own or has revoked, if the commit would change their offset.
+        Those are partitions that do not exist, and others' or revoked ones if the commit would change their offset. A
+        first offset of a partition without an owner is accepted.
         """
         member = self.present.get(event.member_id)
         if member is None:

@@ -226,7 +226,7 @@ class PushRebalance(PushRequests):
             step.start_timer(self.attempts, self.attempt_timeout_ms())
 
     def start_rebalance_backoff(self, step: Step) -> None:
-        """Start the backoff timer; when it ends, the current step of the rebalance is tried again."""
+        """Start the backoff timer, unless it runs; when it ends, another attempt of the rebalance begins."""
         if self.backoff.due_ms is None:
             step.start_timer(self.backoff, step.config.push_rebalance_backoff_ms)
 
