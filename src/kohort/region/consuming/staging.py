@@ -45,7 +45,7 @@ def _give_memory_back() -> None:
 class _Units:
     """The rows of one member for one sink, staged in units: batches that have a key each.
 
-    `Stager` lets one thread in at a time.
+    `RowStager` lets one thread in at a time.
     """
 
     def __init__(self, sink: Sink, region_id: UUID, name: str, unit_bytes: int) -> None:

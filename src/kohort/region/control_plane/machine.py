@@ -1,9 +1,9 @@
 """The state machine of a region's control plane, `step(event, now_ms) -> effects`.
 
-Its parts are small machines over one `Plane`: `RegionMembers`, `Checkpoints`, `Recovery` and `StartOffsets`. Each
-handles its own events, by the table that stands behind its class. A part asks another by a request (`events.Request`),
-and `RegionMachine` routes it. Every event has an entry in every state. The next
-states in an entry are enforced: any other is a bug.
+Its parts are small machines over one `ControlPlaneState`: `RegionMembers`, `Checkpoints`, `Recovery` and
+`StartOffsets`. Each handles its own events, by the table that stands behind its class. A part asks another by a request
+(`events.Request`), and `RegionMachine` routes it. Every event has an entry in every state. The next states in an entry
+are enforced: any other is a bug.
 """
 
 from __future__ import annotations

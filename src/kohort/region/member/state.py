@@ -25,7 +25,7 @@ class MemberBehaviour:
     Attributes:
         holds_back: revoked partitions are kept until a checkpoint is complete, instead of resetting the region.
         reads_on: the member does not stop for a checkpoint, and contributes what it has finished. Its driver posts
-            `RecordsFetched` before each batch begins and answers `Quiesce` at once. It posts `PartitionsRevoked`
+            `RecordsFetched` before each batch begins and answers `DrainMember` at once. It posts `PartitionsRevoked`
             between batches, and begins none with these partitions afterwards.
         shares: the member's state moves with partitions, or it has none; otherwise no other member may be in its group.
         keeps: the region keeps the member's state while the member is absent; otherwise the member starts without

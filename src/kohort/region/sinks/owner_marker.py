@@ -63,7 +63,7 @@ def encode_schema(schema: pa.Schema) -> str:
 
 
 def schema_of(text: str) -> pa.Schema:
-    """Deserialise a schema from the text that `text_of` returns.
+    """Deserialise a schema from the text that `encode_schema` returns.
 
     Raises:
         CorruptDataError: the text is no schema.
