@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable
-from kohort.cluster.journal.reading import JournalReading
+from kohort.cluster.journal.reading import JournalReader
 from kohort.cluster.journal.term import JournalAppend, JournalTerm, JournalWriter, new_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.session import ZNode
@@ -41,7 +41,7 @@ class ReadsBeforeItFences(DiskMutant):
         async def run(term: JournalTerm) -> None:
             place, figures = term._place, term._metrics
             try:
-                end, reading = await latest(place), JournalReading(place)
+                end, reading = await latest(place), JournalReader(place)
                 while reading.offset < end:
                     view = await reading.fetch()
                     if view is not None:

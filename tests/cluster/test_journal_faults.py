@@ -450,7 +450,7 @@ def a_fence_that_was_left_out_is_made_up_for(partition: FakePartition) -> None:
 async def _hasty(self: JournalTerm) -> None:
     """Reads, then fences."""
     identity = await new_epoch(self._place)
-    reading = journal_term.JournalReading(self._place)
+    reading = journal_term.JournalReader(self._place)
     while (view := await reading.fetch()) is not None:
         await self._handover.queue_for_decoding(view)
     await self._handover.wait_decoded()

@@ -474,7 +474,7 @@ class Cluster:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def add_refresh_listener(self, listener: Callable[[], None]) -> None:
+    def call_before_refresh(self, listener: Callable[[], None]) -> None:
         """Call `listener` before each refresh, so that it can change the topics that it wants."""
         self._before_refresh.append(listener)
 

@@ -113,7 +113,7 @@ class ProducerCore:
         self._missing_topics = FailureThrottle(lambda: cluster.runtime.now_ms)
         self._largest = config.max_request_size
         self._serialize = config.key_serializer is not None or config.value_serializer is not None
-        cluster.add_refresh_listener(self._want_topics_in_use)
+        cluster.call_before_refresh(self._want_topics_in_use)
         cluster.add_metadata_listener(self._take_metadata)
         cluster.add_fault_listener(lambda error: self.sender.end_sending(error, at_once=True))
 

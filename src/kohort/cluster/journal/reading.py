@@ -48,7 +48,7 @@ class _BeforeStart(Exception):
     """Control flow: the log does not begin at offset 0 any more, because records were deleted."""
 
 
-class JournalReading:
+class JournalReader:
     """A reader of one journal partition on Kafka, from offset 0, batch after batch.
 
     Attributes:

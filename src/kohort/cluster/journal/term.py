@@ -25,7 +25,7 @@ from kohort.cluster.journal.journal_partition import (
     JournalUnavailable,
     is_retriable_request,
 )
-from kohort.cluster.journal.reading import JournalDecoding, JournalReading, ResponseQueue
+from kohort.cluster.journal.reading import JournalDecoding, JournalReader, ResponseQueue
 from kohort.errors import CorruptDataError, ErrorCode, FencedError, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.protocol import Owner
@@ -388,7 +388,7 @@ class JournalTerm:
         own, end = writer.identity.producer_id, metrics.fence_offset
         if place.settings.unfenced_records == SKIP:
             self._decoding.left_out = await self._survey(end)
-        reading = JournalReading(place)
+        reading = JournalReader(place)
         await self._read_until(reading, end)
         for fence in authors.fences_that_may_write(own):
             last = TermIdentity(fence.producer_id, EPOCH_LAST, place.clock_with_sleep_ms())
@@ -401,7 +401,7 @@ class JournalTerm:
         self.loaded = True
         self._owner.continue_reading()
 
-    async def _read_until(self, reading: JournalReading, end: int) -> None:
+    async def _read_until(self, reading: JournalReader, end: int) -> None:
         """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
             await self._handover.queue_for_decoding(await reading.up_to(end))
@@ -410,7 +410,7 @@ class JournalTerm:
 
     async def _survey(self, end: int) -> frozenset[Author]:
         """Read producer ids up to an offset, and return the producers that no fence proves to be coordinators."""
-        reading, decoding = JournalReading(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
+        reading, decoding = JournalReader(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
             decoding.record_producers(await reading.up_to(end))
         return frozenset(decoding.authors.producers_without_fence())
@@ -474,7 +474,7 @@ class JournalTerm:
         here = self._place
         zero = JournalPartition(here.cluster, here.topic, 0, here.settings)
         zero.channel = here.channel
-        reading, decoding = JournalReading(zero, _GLANCE_BYTES), JournalDecoding(zero)
+        reading, decoding = JournalReader(zero, _GLANCE_BYTES), JournalDecoding(zero)
         view = await reading.fetch()
         if view is not None:
             decoding.record_producers(view)

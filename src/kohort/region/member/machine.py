@@ -329,7 +329,7 @@ class MemberMachine(Member):
         place, positions = order.place, order.positions
         self.do(events.PublishCheckpoint(order.sequence, order.keys, order.floor, order.empties, place, positions))
 
-    def on_publish_ended(self, event: events.PublishEnded) -> None:
+    def report_publish_ended(self, event: events.PublishEnded) -> None:
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
         self.send(failed if event.cause else messages.Published(event.sequence, event.place))
 
@@ -486,7 +486,7 @@ TABLE: dict[type, Rows] = {
                           MemberMachine.on_completed, *_READY),
     ),
     messages.Publish: _everywhere(_entry("the member publishes", MemberMachine.on_publish)),
-    events.PublishEnded: _everywhere(_entry("the member reports it", MemberMachine.on_publish_ended)),
+    events.PublishEnded: _everywhere(_entry("the member reports it", MemberMachine.report_publish_ended)),
     messages.Reset: _everywhere(
         _entry("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
         CR_RESET_PENDING=_entry("everything is discarded, the application resets", MemberMachine.on_reset),

@@ -127,13 +127,13 @@ def stored_schema_of_format(
     return pa.schema(kept)
 
 
-def check_schema_fits(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> None:
-    """Check that tables of one schema (`table_schema`) can be rows of a sink with another (`sink_schema`).
+def check_schema_fits(place: str, sink_schema: pa.Schema, rows_schema: pa.Schema) -> None:
+    """Check that tables of one schema (`rows_schema`) can be rows of a sink with another (`sink_schema`).
 
     Raises:
         InvalidInputError: columns are missing, new or of other types; the message names them.
     """
-    if not table_schema.equals(sink_schema) and (found := schema_differences(sink_schema, table_schema)):
+    if not rows_schema.equals(sink_schema) and (found := schema_differences(sink_schema, rows_schema)):
         raise InvalidInputError(
             f"The schema does not fit the rows of {place}: {'; '.join(found)}. Cast the columns, or write into "
             "another table"

@@ -288,7 +288,8 @@ class SourceMemberThread(MemberThread):
             ends, staged, state = self._query.contribute(self.number, cut, names)
         except (KafkaError, OSError) as error:
             log.warning(
-                "[member %s] can't determine its acknowledgement of checkpoint %s, so the region will be reset: %s",
+                "[member %s] can't determine its end offsets, staged files and state for checkpoint %s, so the region "
+                "will be reset: %s",
                 self.name,
                 cut,
                 error,

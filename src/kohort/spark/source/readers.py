@@ -612,7 +612,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Args:
             end: the batch's end offset, as in the checkpoint and the query's progress.
-            stateful: whether the query keeps state.
+            stateful: whether the query keeps state: only for a warning that state does not move with partitions.
 
         Returns:
             Whether that was the running batch; any other is another run's, or is done already.
