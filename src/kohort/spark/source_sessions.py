@@ -103,7 +103,7 @@ class Idle:
     """The state of a source that has found nothing to read and need not check again at once.
 
     Attributes:
-        version: the assignment that the source knows, as in `Handed.version`.
+        version: the assignment that the source knows, as in `AssignmentReply.version`.
         ms: the milliseconds until the source checks again, unless the assignment changes; at most `IDLE_MS`.
     """
 
