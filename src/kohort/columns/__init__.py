@@ -73,7 +73,7 @@ def __getattr__(name: str) -> Any:
 
 
 def decode(sets: Sequence[RecordSet], options: DecodeOptions = _DEFAULT) -> Decoded:
-    """Decode the record sets of one fetch response to columns, without holding the GIL.
+    """Decode the record sets of one fetch response to columns; the compiled decoder releases the GIL meanwhile.
 
     Args:
         sets: One per partition; a partition may come more than once.

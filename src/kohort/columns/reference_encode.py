@@ -112,7 +112,7 @@ def encode_rows(
         rows: Lists "key", "value", "headers", "timestamp" (ms) and "partition"; a missing list means null or the
             default.
         count: Partitions of the topic.
-        pick_sticky: Returns the partition of rows without a key; called again after each full batch.
+        pick_sticky: Returns the partition of rows without a key; called again after each full batch of that one.
         now: The timestamp, in ms, of rows without one.
         limit: Bytes of a batch.
     """

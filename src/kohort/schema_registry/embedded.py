@@ -103,7 +103,7 @@ class _Names:
         return (name, space) if name in PRIMITIVE_SIZES else self._types[full_name(name, space)]
 
     def define_all_types(self, schema: Any, space: str) -> None:
-        """Record all named types that a part of the schema defines, because the comparison skips the part."""
+        """Record all named types that a schema defines, before the comparison, which may skip a definition."""
         if isinstance(schema, list):
             for branch in schema:
                 self.define_all_types(branch, space)

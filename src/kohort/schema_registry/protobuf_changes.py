@@ -62,7 +62,10 @@ def protobuf_incompatibilities(level: str, new: ProtobufSchema, olds: Sequence[P
 
 
 class _Comparison:
-    """One comparison of an old version of a Protobuf schema, which wrote values, with the new one that reads them."""
+    """One comparison of two versions of a Protobuf schema: `new` must be able to read the values that `old` wrote.
+
+    For the level FORWARD, `old` is the version that is added.
+    """
 
     def __init__(self) -> None:
         self._compared: set[tuple[str, str]] = set()

@@ -206,7 +206,10 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _ended_by_schema() -> dict[int, str]:
-    """Return the exit codes of protoc for which the schema is to blame, with their meaning; none on Windows."""
+    """Return the exit codes of protoc for which the schema is to blame, with their meaning.
+
+    They are negated numbers of signals, by which protoc never ends on Windows.
+    """
     reasons = {
         "SIGXCPU": f"it takes more than {PROTOC_CPU_S} s of CPU",
         "SIGABRT": "it aborts, as for want of memory",

@@ -339,7 +339,10 @@ def list_validator(item: Validator, kind: str = "list") -> Validator:
 
 
 def _as_list(item: Validator, value: Any, form: str) -> str | None:
-    """Return code for the collection that a caller meant who gave a single item; None if the item is not valid."""
+    """Return code for the collection that a caller meant who gave a single item; None if the item does not fit.
+
+    A text or bytes that are not valid, but have a known correction, fit too.
+    """
     try:
         item.take(value)
     except ValidationError as error:

@@ -78,7 +78,7 @@ def spark_schema(columns: tuple[str, ...], value: str = "binary") -> str:
 
 @cache
 def _arrow_types() -> dict[str, pa.DataType]:
-    """Return the Arrow type of each column. Only this function imports pyarrow: naming the columns does not need it."""
+    """Return the Arrow type of each column. It imports pyarrow itself, which the names of columns do not need."""
     import pyarrow as pa
 
     header = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])

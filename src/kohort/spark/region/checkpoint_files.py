@@ -69,7 +69,7 @@ def last_planned_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | N
 def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
     """Return whether the logs have what Spark needs to continue after a batch.
 
-    That is a readable `commits/N`, and readable `offsets/N` and `offsets/N-1`.
+    That is a readable `commits/N`, a readable `offsets/N`, and beyond batch 0 a readable `offsets/N-1`.
     """
     try:
         commit_of(checkpoint, number, files=files)

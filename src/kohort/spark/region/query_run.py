@@ -52,10 +52,10 @@ FAILURES_IN_A_ROW_MAX = 5
 
 
 class QueryFailures:
-    """A counter of a query's failures in a row, in the batch that begins at the same offsets; for one thread.
+    """A counter of a query's failures in a row without progress; for one thread.
 
-    A failure at other start offsets is progress, and the count starts anew. Region checkpoints in between are no
-    progress: other queries complete them too.
+    A failure is progress if its batch reads no partition from the same offset as the failed batch before: the count
+    starts anew. Region checkpoints in between are no progress: other queries complete them too.
     """
 
     def __init__(self) -> None:

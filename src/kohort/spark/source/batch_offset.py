@@ -196,7 +196,8 @@ def choose_start_offset(query: str, committed: Committed | None, reached: Checkp
     committed the group's offset, in an earlier batch: then only the last batch's commit was lost. Second, that offset
     is not before the start of the checkpoint's batch: otherwise somebody has restored an older commit.
 
-    A commit of this query under the checkpoint's batch, or a later one, shows that the batch was left to the group.
+    A commit of this query under the checkpoint's batch, or a later one, is used as it is. It is the end of that batch,
+    or a repeated batch has left the partition to the group there.
     """
     if committed is None:
         return reached.offset if reached is not None else None

@@ -39,7 +39,10 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
 
     Returns:
         The positions at which the checkpoint continues, if it was written for another group or by Spark's own source;
-        otherwise nothing: the group's offsets decide.
+        otherwise none: `choose_start_offset` decides between group and checkpoint.
+
+    Raises:
+        InvalidInputError: Spark's own source wrote the checkpoint, and has read other topics or partitions.
     """
     last = start if planned is None else planned
     if last.from_kafka_source:

@@ -257,7 +257,10 @@ class GroupOffsets:
         return held
 
     def _try_hold(self, start: BatchOffset, at: Mapping[TopicPartition, int]) -> AssignedPartitions | None:
-        """Return the partitions to read now with their start offsets; None if the group rebalanced meanwhile."""
+        """Return the partitions to read now with their start offsets.
+
+        None if the group rebalanced meanwhile, or a topic was deleted.
+        """
         self._query, self._resumed = start.query, True
         held = self._present(self._assigned())
         known = {tp: position for tp, position in at.items() if tp.topic not in self._void}
@@ -319,7 +322,11 @@ class GroupOffsets:
             batch: the number of the previous batch.
 
         Returns:
-            The start offsets; None if the group has rebalanced meanwhile.
+            The start offsets; None if the group has rebalanced meanwhile, or a topic was deleted.
+
+        Raises:
+            InvalidInputError: the new group's offsets are ahead of the checkpoint, or a start is beyond the log's end.
+            OffsetError: records are lost, and failOnDataLoss ends the query.
         """
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
@@ -383,7 +390,7 @@ class GroupOffsets:
     def _claim(self, held: AssignedPartitions, positions: Mapping[TopicPartition, int], batch: int) -> bool:
         """Commit the query's start offsets to the group, unless this query has committed them already.
 
-        Return False if the group has rebalanced meanwhile.
+        Return False if the group has rebalanced meanwhile, or a topic was deleted.
         """
         if self._group is None:
             return True
@@ -404,8 +411,8 @@ class GroupOffsets:
     def _is_left(self, tp: TopicPartition) -> bool:
         """Return whether a batch that is read again leaves out this partition: other members may have had it since.
 
-        The partition's start offset is then committed under that batch's number. A higher number would hide from later
-        runs that another client has committed since the batch was planned.
+        The partition's start offset is then committed under that batch's number. The lower number of the batch before
+        would hide that another client has committed since: from this run after a rebalance, and from later runs.
         """
         planned = self._repeated
         return planned is not None and tp in planned.spans and not self._is_unchanged(tp, planned)
@@ -603,7 +610,8 @@ class GroupOffsets:
         """Commit again the group's offsets of partitions that a repeated batch leaves out, under the batch's number.
 
         By its checkpoint, a later run would take these partitions as read up to the batch's ends. The stamp of this
-        commit, or a new owner's commit, shows that they were not. Return False if the group has rebalanced meanwhile.
+        commit, or a new owner's commit, shows that they were not. Return False if the group has rebalanced meanwhile,
+        or a topic was deleted.
 
         A new owner's commit between the lookup and this commit is overwritten: a coordinator accepts any member's
         offset for any partition, without compare-and-set. The owner's next commit repairs it. If the owner ends first,

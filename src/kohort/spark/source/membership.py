@@ -402,8 +402,8 @@ class SourceMembership:
     def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether this member owns exactly the partitions that the coordinator assigns to it.
 
-        False while others still have to release some of them. After `joinTimeoutMs` the result is True, with a warning.
-        Also True if the group can't be described, as in the push protocol.
+        False while others still have to release some of them, or the coordinator does not answer. After `joinTimeoutMs`
+        the result is True, with a warning. Also True in the push protocol, and without the right to describe the group.
 
         Args:
             expected: all partitions that a complete assignment of the group must contain.

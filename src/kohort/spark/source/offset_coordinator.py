@@ -73,12 +73,12 @@ class AssignedPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A planned batch that is read again, because an earlier run did not finish it.
+    """A planned batch that begins again: an earlier run did not finish it, or this run abandoned it unread.
 
     Attributes:
         batch: the ranges to read.
         running: those of these ranges whose ends the query commits when the batch is done.
-        starts: the start offsets of the query's partitions, as far as they are known.
+        starts: the offset at which each of the query's partitions continues after this batch, as far as it is known.
     """
 
     batch: BatchOffset

@@ -104,7 +104,7 @@ class ValueEncoding:
 
 @lru_cache(maxsize=16)
 def _writer(encoding: ValueEncoding) -> Callable[[Any], bytes]:
-    """Return a function that encodes one value; call this once, since parsing a schema takes longer than a value."""
+    """Return a function that encodes one value; it is cached, since parsing a schema takes longer than a value."""
     if encoding.form == "json":
         return _json_writer(encoding)
     if encoding.form == "protobuf":

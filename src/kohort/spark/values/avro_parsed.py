@@ -227,7 +227,7 @@ class _Adaptation:
     def _definition(self, writer: Any, space: str) -> tuple[Any, str]:
         """Resolve a part of the writer's schema to its type, without null, and the namespace inside the type.
 
-        The type is None for a union of several other types.
+        The type is None for a union with several other types, or with none.
         """
         while True:
             if isinstance(writer, list):
