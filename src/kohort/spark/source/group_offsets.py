@@ -19,7 +19,7 @@ from kohort.spark.source.batch_offset import (
 )
 from kohort.spark.source.bounds import ReadBound, refuse_partitions_not_read, starting_bound
 from kohort.spark.source.catalog import TopicCatalog, report_lost_records
-from kohort.spark.source.checkpoint_takeover import refuse_skipping_records, take_over
+from kohort.spark.source.checkpoint_takeover import chooses_topic, refuse_skipping_records, take_over
 from kohort.spark.source.membership import (
     CommitOrigin,
     GroupParticipation,
@@ -239,7 +239,11 @@ class GroupOffsets:
         """Take positions and topic ids from the checkpoint, once; `planned` is its unfinished batch, if it has one."""
         if self._resumed:
             return
-        self._brought = take_over(self._options, start, planned)
+        self._brought = {
+            tp: at
+            for tp, at in take_over(self._options, start, planned).items()
+            if chooses_topic(self._options, tp.topic)
+        }
         self._from_kafka_source = (start if planned is None else planned).from_kafka_source
         self._resumed = self._restarted = True
         self._done.update(start.reached())
@@ -309,6 +313,8 @@ class GroupOffsets:
             self._void |= void
             for tp in [tp for tp in self._done if tp.topic in void]:
                 del self._done[tp]
+            for tp in [tp for tp in self._brought if tp.topic in void]:
+                del self._brought[tp]
         return AssignedPartitions(tuple(tp for tp in held.partitions if tp in present.partitions), held.generation)
 
     def _find_positions(
@@ -537,6 +543,7 @@ class GroupOffsets:
             self._present(AssignedPartitions(tuple(planned.spans)))
             readable = planned.with_ranges(self._readable(planned))
             return Replay(readable, readable)
+        self._taken = None  # the starts are looked up again, even if the assignment is the same
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
         self._repeated = planned
         try:
@@ -583,7 +590,7 @@ class GroupOffsets:
             readable = planned.with_ranges(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
             if (
-                self._mark_left(readable, kept, held)
+                self._mark_left(planned.with_ranges(self._topics.spans_of(planned)), kept, held)
                 and self.begin_batch(held, planned.batch)
                 and self.record_tasks_requested()
             ):
@@ -592,7 +599,9 @@ class GroupOffsets:
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of a planned batch whose topic and records still exist; report those that are lost."""
         spans = self._topics.spans_of(planned)
-        ends = self._catalog.ends(spans)
+        ends = self._catalog.confirm_end_offsets(
+            {tp: span.end for tp, span in spans.items()}, self._catalog.ends(spans)
+        )
         for tp, span in [*spans.items()]:
             if tp not in ends:
                 del spans[tp]  # deleted meanwhile; the next check reports it

@@ -361,6 +361,7 @@ class SourceQuery:
             held.assignment_versions,
         )
         self._begin_running(planned, planned)
+        self._given = planned
         return planned
 
     def _hold(self, start: BatchOffset) -> AssignedPartitions | None:
@@ -420,12 +421,13 @@ class SourceQuery:
         with self._ending:
             running = self._running
             if running is not None and running.batch == planned.batch and self._coordinator.record_tasks_requested():
-                return running
+                return self._given
             self._running = None
         self.identity, self._batch = planned.query, start.batch
         repeated = self._coordinator.replay(start, planned)
         self._positions = dict(repeated.starts)
         self._begin_running(repeated.running, planned)
+        self._given = repeated.batch
         return repeated.batch
 
     def report(self) -> dict[str, Any] | None:
