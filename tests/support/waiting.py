@@ -18,8 +18,6 @@ ATTEMPTS, TOO_SLOW = 40, "failed to connect back"
 """Spark's word for a Python process that was not up after its ten seconds, as happens on a busy machine;
 how often it is tried."""
 LOOK_S, MOVES_S = 0.05, 0.5
-LOOK_PART, LOOK_MAX_S = 0.05, 0.25
-"""The pause between two looks grows with the wait, for looks keep the processor from what is waited for."""
 
 
 def until(
@@ -52,7 +50,7 @@ def until(
         if now - moved > timeout_s:
             story = f"; {last}; now {seen}" if moves is not None else ""
             raise AssertionError(f"did not happen within {timeout_s:g} s: {what}{story}")
-        time.sleep(min(max(LOOK_S, LOOK_PART * (now - began)), LOOK_MAX_S))
+        time.sleep(LOOK_S)
 
 
 def replace_time(monkeypatch: pytest.MonkeyPatch, module: ModuleType, **functions: Callable[..., Any]) -> None:
