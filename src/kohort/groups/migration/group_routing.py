@@ -130,7 +130,10 @@ class GroupRouting:
             context.reply(event.request, RegisterConsumerReply(error))
 
     def make_push_group(self, group_id: str) -> ErrorCode:
-        """Create the push group of this name if necessary; return the error that prevents it."""
+        """Create the push group of this name if necessary; return the error that prevents it.
+
+        A missing group is first looked up at its earlier coordinator, as for the other protocols.
+        """
         context = self.context
         group = context.find(group_id)
         if group is not None:
@@ -140,6 +143,8 @@ class GroupRouting:
             if membership.group_state() is not GroupState.EMPTY:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
             self.conversion.drop_empty_group_protocol(group)
+        elif (refused := context.missing_group_verdict(group_id).error) is not ErrorCode.NONE:
+            return refused
         elif not context.has_room():
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         context.emit(PushGroupSaved(group_id, context.now.wall_ms))
