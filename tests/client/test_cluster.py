@@ -21,7 +21,7 @@ from kohort.client.net.cluster import (
 from kohort.client.net.connection import Address, ConnectionFailed
 from kohort.client.net.runtime import Task
 from kohort.client.net.targets import LOOKUP_TIMEOUT_MAX_MS, LOOKUP_TIMEOUT_MS
-from kohort.errors import ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
+from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError, RetriableError, TimedOutError
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import (
     ApiVersionsResponse,
@@ -39,7 +39,7 @@ from kohort.wire.groups import (
 )
 from kohort.wire.security import SaslAuthenticateResponse, SaslHandshakeResponse
 from kohort.wire.transactions import ListTransactionsResponse
-from tests.client.virtual import DROP, PARK, VirtualCluster
+from tests.client.virtual import DROP, GARBLE, PARK, VirtualCluster
 
 
 def test_metadata_is_asked_once_per_need_and_names_leaders() -> None:
@@ -203,6 +203,37 @@ def test_a_refresh_asked_for_during_another_gets_a_later_answer() -> None:
     (request,) = world.parked_named("Metadata")
     world.answer(request, answer(request.message, request.version))
     assert first.done and second.done
+
+
+def test_error_of_a_queued_refresh_reaches_its_caller() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    world.handlers["Metadata"] = lambda message, version: PARK
+    first = world.cluster.request_metadata()
+    world.run()
+    refreshed = world.runtime.spawn(world.cluster.refresh_metadata(5_000))
+    world.run()
+    (request,) = world.parked_named("Metadata")
+    world.handlers["Metadata"] = lambda message, version: GARBLE
+    world.answer(request, world._metadata(request.message, request.version))
+    world.run(10_000)
+    assert isinstance(first.error, CorruptDataError)
+    assert isinstance(refreshed.error, CorruptDataError)
+
+
+def test_queued_refresh_is_not_resolved_by_the_response_to_an_earlier_request() -> None:
+    world = VirtualCluster(topics={"a": 1})
+    world.handlers["Metadata"] = lambda message, version: PARK
+    world.cluster.request_metadata()
+    world.runtime.spawn(world.cluster.describe_topics(["a"]))
+    world.run()
+    refresh, description = world.parked_named("Metadata")
+    queued = world.cluster.request_metadata()
+    world.answer(refresh, world._metadata(refresh.message, refresh.version))
+    world.answer(description, world._metadata(description.message, description.version))
+    assert not queued.done
+    (own,) = world.parked_named("Metadata")
+    world.answer(own, world._metadata(own.message, own.version))
+    assert queued.done
 
 
 def test_a_lost_connection_is_retried_by_retrying() -> None:

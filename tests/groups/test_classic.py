@@ -439,6 +439,9 @@ def test_too_many_groups_are_refused() -> None:
     trial.stable(1)
     assert trial.reply(trial.join(group_id="h")).error is ErrorCode.POLICY_VIOLATION
     assert trial.commit(1, group_id="h") is ErrorCode.POLICY_VIOLATION
+    refused = trial.beat("m", group_id="h")
+    text = "The shard has 1 groups already (group.coordinator.max.groups)."
+    assert (refused.error, refused.error_message) == (ErrorCode.POLICY_VIOLATION, text)
 
 
 def test_sync_without_a_member_of_the_leader_gets_an_empty_assignment() -> None:

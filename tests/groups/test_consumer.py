@@ -12,6 +12,7 @@ from kohort.groups import client_quirks
 from kohort.groups.effects import ComputeAssignment, ListedGroup, ResolveRegexes
 from kohort.groups.events import (
     AssignmentComputed,
+    Client,
     ConnectionLost,
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -162,6 +163,27 @@ def test_a_heartbeat_is_refused(change: dict[str, object], error: ErrorCode) -> 
     reply = trial.beat(member, epoch, **change)
     assert reply.error is error
     assert reply.error_message
+    assert list(trial.machine.snapshot()) == before
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rack_id": "r" * 40_000},
+        {"client": Client("\ufffd" * 20_000, "/h")},
+        {"subscribed_regex": "r" * 40_000},
+        {"subscribed_topics": ("ü" * 1_500,)},
+    ],
+)
+def test_heartbeat_of_any_epoch_is_refused_when_its_record_would_be_too_large(
+    change: dict[str, object], epoch: int
+) -> None:
+    trial = make_trial(group_record_bytes_max=2_000)
+    trial.beat("a")
+    before = list(trial.machine.snapshot())
+    reply = trial.beat("a", epoch, **change)
+    assert reply.error is ErrorCode.INVALID_REQUEST
     assert list(trial.machine.snapshot()) == before
 
 

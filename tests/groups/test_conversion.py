@@ -18,7 +18,7 @@ from kohort.consumer_protocol import (
 from kohort.errors import ErrorCode
 from kohort.groups import admission
 from kohort.groups.effects import GroupState, Level, LogLine
-from kohort.groups.events import ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
+from kohort.groups.events import Client, ConsumerGroupDescribe, DescribeGroups, LeaveGroup, LeavingMember, ListGroups
 from kohort.groups.records import GroupSaved, OfferedProtocol
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, owned, subscription
@@ -515,6 +515,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
     ("more", "refused"),
     [
         ({"instance_id": "i" * 40_000}, ErrorCode.INVALID_REQUEST),
+        ({"client": Client("\ufffd" * 20_000, "/h")}, ErrorCode.INVALID_REQUEST),
         ({"session_timeout_ms": 2**31 - 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
         ({"session_timeout_ms": 1}, ErrorCode.INVALID_SESSION_TIMEOUT),
         (
@@ -522,7 +523,7 @@ def test_a_dynamic_member_does_not_take_the_place_of_one_with_an_empty_instance_
             ErrorCode.GROUP_MAX_SIZE_REACHED,
         ),
     ],
-    ids=["long instance id", "endless session", "no session", "large metadata"],
+    ids=["long instance id", "long client id", "endless session", "no session", "large metadata"],
 )
 def test_a_consumer_group_takes_no_join_that_a_classic_group_would_refuse(more: Any, refused: ErrorCode) -> None:
     """Otherwise, once the group turns classic, its record could not be written or its member never be evicted."""

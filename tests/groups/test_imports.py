@@ -17,6 +17,7 @@ from kohort.groups.events import (
     ListGroups,
     OffsetFetch,
     OffsetToCommit,
+    RegisterConsumer,
     Topic,
     TopicImage,
     TopicsChanged,
@@ -24,7 +25,8 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import GroupSaved, OffsetCommitted, OffsetsImported
 from kohort.ids import NO_TOPIC_ID
-from tests.groups.harness import Trial, topic_id
+from tests.groups.harness import CLIENT, Trial, topic_id
+from tests.groups.push_harness import PushTrial
 
 LOADING = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 MEMBERS_THERE = ErrorCode.NON_EMPTY_GROUP
@@ -69,12 +71,24 @@ class Importing(Trial):
 OFFSETS = (OffsetToCommit("t", 0, 7, 3, "note"), OffsetToCommit("t", 1, 8), OffsetToCommit("u", 0, 9))
 POSITIONS = [("t", 0, 7), ("t", 1, 8), ("u", 0, 9)]
 
+
+def register_push(trial: Importing) -> ErrorCode:
+    """Return the error that a push consumer's registration gets."""
+    request = trial.request()
+    trial.feed(RegisterConsumer(request, "g", "p", CLIENT, {"t": 1}, None, False, 1, True, False, 6_000, 1))
+    reply = trial.reply(request)
+    assert reply is not None
+    error: ErrorCode = reply.error
+    return error
+
+
 Naming = Callable[[Importing], ErrorCode]
 NAMED: dict[str, Naming] = {
     "join": lambda trial: trial.join_error(),
     "commit": lambda trial: trial.commit(1),
     "fetch": lambda trial: trial.ask(OffsetFetch(trial.request(), "g")).error,
     "heartbeat": lambda trial: trial.beat("m").error,
+    "push": register_push,
 }
 
 
@@ -202,6 +216,17 @@ def test_a_group_that_is_gone_does_not_return_with_old_offsets(
     assert trial.commit(1) is ErrorCode.NONE
     assert trial.questions == []
     assert [record for record in trial.machine.snapshot() if isinstance(record, OffsetsImported)]
+
+
+def test_push_consumer_starts_at_an_imported_offset() -> None:
+    trial = PushTrial(partitions=1, group_import="auto")
+    assert trial.consumer("a", from_begin=False).error is LOADING
+    [question] = trial.questions
+    assert isinstance(question, ImportGroupOffsets)
+    assert not trial.machine.has_group("g")
+    trial.feed(GroupImported("g", question.ticket, OFFSETS[:1]))
+    consumer = trial.consumer("a", from_begin=False)
+    assert (consumer.error, consumer.reads) == (ErrorCode.NONE, {("t", 0): 7})
 
 
 def test_looking_at_groups_imports_nothing() -> None:

@@ -94,6 +94,7 @@ def test_who_finds_starts_itself_is_started_without_and_whoever_follows_has_what
         ({"group_id": ""}, ErrorCode.INVALID_GROUP_ID),
         ({"group_id": "g" * 40_000}, ErrorCode.INVALID_GROUP_ID),
         ({"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        ({"client": Client("\ufffd" * 20_000, "/h")}, ErrorCode.INVALID_REQUEST),
     ],
 )
 def test_registrations_that_are_refused(trial: PushTrial, more: dict[str, Any], error: ErrorCode) -> None:

@@ -140,8 +140,8 @@ def join_request_error(config: GroupConfig, event: JoinGroup) -> ErrorCode:
     """
     if not event.group_id or not sizes.names_fit_record(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    names = (event.new_member_id, event.instance_id, event.protocol_type, *(offer.name for offer in event.protocols))
-    if not sizes.names_fit_record(*names):
+    names = (event.new_member_id, event.instance_id, event.client.id, event.protocol_type)
+    if not sizes.names_fit_record(*names, *(offer.name for offer in event.protocols)):
         return ErrorCode.INVALID_REQUEST
     if not config.min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -154,7 +154,8 @@ def registration_error(config: GroupConfig, event: RegisterConsumer) -> ErrorCod
         return ErrorCode.UNSUPPORTED_VERSION
     if not event.group_id or not sizes.names_fit_record(event.group_id):
         return ErrorCode.INVALID_GROUP_ID
-    if not event.member_id or not sizes.names_fit_record(event.member_id, event.regex, *event.topics):
+    names = (event.member_id, event.client.id, event.regex, *event.topics)
+    if not event.member_id or not sizes.names_fit_record(*names):
         return ErrorCode.INVALID_REQUEST
     if not config.push_min_session_timeout_ms <= event.session_timeout_ms <= config.max_session_timeout_ms:
         return ErrorCode.INVALID_SESSION_TIMEOUT
@@ -180,7 +181,7 @@ def heartbeat_refusal(config: GroupConfig, event: ConsumerGroupHeartbeat) -> Ref
         message = "InstanceId can't be null."
     elif event.member_epoch < LEFT_FOR_A_WHILE:
         message = "MemberEpoch is invalid."
-    if message is None and (event.member_epoch == 0 or event.subscribed_topics or event.subscribed_regex):
+    if message is None:
         message = oversized_heartbeat_reason(config, event)
     if message is not None:
         return Refusal(ErrorCode.INVALID_REQUEST, message)
@@ -200,12 +201,11 @@ def oversized_heartbeat_reason(config: GroupConfig, event: ConsumerGroupHeartbea
     """Return why a name or the subscription in a heartbeat is too large for a record; None if all fit."""
     if not sizes.names_fit_record(event.group_id):
         return f"GroupId can't be longer than {sizes.NAME_BYTES_MAX} bytes."
-    if not sizes.names_fit_record(
-        event.member_id, event.new_member_id, event.instance_id, event.rack_id, event.subscribed_regex
-    ):
+    names = (event.member_id, event.new_member_id, event.instance_id, event.client.id)
+    if not sizes.names_fit_record(*names, event.rack_id, event.subscribed_regex):
         return f"No id, rack or regular expression can be longer than {sizes.NAME_BYTES_MAX} bytes."
     limit = config.group_record_bytes_max
-    if event.subscribed_topics and sum(map(len, event.subscribed_topics)) > limit:
+    if event.subscribed_topics and sizes.names_bytes(event.subscribed_topics) > limit:
         return f"The subscription takes more than {limit} bytes (group.record.max.bytes)."
     return None
 

@@ -42,11 +42,12 @@ def commit_fits(config: GroupConfig, group_id: str, offsets: Sequence[OffsetToCo
     limit = config.commit_bytes_max
     if len(offsets) * _POSITION_BYTES_MAX <= limit:
         return True
-    base = _bytes_of((group_id,)) + _RECORD_BYTES
-    return len(offsets) * base + sum(_bytes_of((offset.topic, offset.metadata)) for offset in offsets) <= limit
+    base = names_bytes((group_id,)) + _RECORD_BYTES
+    return len(offsets) * base + sum(names_bytes((offset.topic, offset.metadata)) for offset in offsets) <= limit
 
 
-def _bytes_of(names: Iterable[str]) -> int:
+def names_bytes(names: Iterable[str]) -> int:
+    """Return how many bytes these names take in UTF-8."""
     return sum(len(name) if name.isascii() else len(name.encode()) for name in names)
 
 

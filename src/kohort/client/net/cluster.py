@@ -701,17 +701,19 @@ class Cluster:
         self.request_metadata()
 
     async def _refresh_metadata(self) -> None:
+        queued: Promise[None] | None = None
         try:
             while True:
                 await self._ask_until_answered()
-                again, self._refresh_again = self._refresh_again, None
-                if again is None:
+                if queued is not None:
+                    queued.resolve(None)
+                queued, self._refresh_again = self._refresh_again, None
+                if queued is None:
                     return
-                self._resolve_after(again)
         except Exception as error:
-            if self._refresh_again is not None:
-                self._refresh_again.fail(error)
-                self._refresh_again = None
+            for promise in filter(None, (queued, self._refresh_again)):
+                promise.fail(error)
+            self._refresh_again = None
             raise
 
     async def _ask_until_answered(self) -> None:
@@ -725,15 +727,6 @@ class Cluster:
                 failures += 1
                 wait = self.backoff_ms(failures)
                 await self.runtime.sleep(wait)
-
-    def _resolve_after(self, again: Promise[None]) -> None:
-        """Resolve `again`, a caller's promise, when the next metadata response has been merged."""
-
-        def resolve_at_next_metadata(_: Metadata) -> None:
-            self._listeners.remove(resolve_at_next_metadata)
-            again.resolve(None)
-
-        self._listeners.append(resolve_at_next_metadata)
 
     def _wanted(self) -> list[str] | None:
         topics: set[str] = set()

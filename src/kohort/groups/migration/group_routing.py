@@ -107,8 +107,7 @@ class GroupRouting:
         context = self.context
         refusal = admission.heartbeat_refusal(context.config, event)
         if refusal is None and event.member_epoch == 0 and event.group_id not in context.ledger.groups:
-            verdict = context.missing_group_verdict(event.group_id)
-            refusal = None if verdict.error is ErrorCode.NONE else Refusal(verdict.error, verdict.text)
+            refusal = self.missing_consumer_group_refusal(event.group_id)
         if refusal is None and event.member_epoch == 0 and not self.conversion.make_consumer_group(event.group_id):
             refusal = Refusal(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {event.group_id} is not a consumer group.")
         group = context.ledger.groups.get(event.group_id)
@@ -120,6 +119,17 @@ class GroupRouting:
         elif group is not None:
             context.handle_event(group, ConsumerGroupHeartbeat, event)
 
+    def missing_consumer_group_refusal(self, group_id: str) -> Refusal | None:
+        """Return why a missing group can't be created for a member under KIP-848; None if it can."""
+        verdict = self.context.missing_group_verdict(group_id)
+        if verdict.error is not ErrorCode.NONE:
+            return Refusal(verdict.error, verdict.text)
+        if self.context.has_room():
+            return None
+        limit = self.context.config.groups_max
+        text = f"The shard has {limit} groups already (group.coordinator.max.groups)."
+        return Refusal(ErrorCode.POLICY_VIOLATION, text)
+
     def register(self, event: RegisterConsumer) -> None:
         """Route a push consumer's registration, which creates the group or takes an empty one of another protocol."""
         context = self.context
@@ -130,7 +140,10 @@ class GroupRouting:
             context.reply(event.request, RegisterConsumerReply(error))
 
     def make_push_group(self, group_id: str) -> ErrorCode:
-        """Create the push group of this name if necessary; return the error that prevents it."""
+        """Create the push group of this name if necessary; return the error that prevents it.
+
+        A missing group is first looked up at its earlier coordinator, as for the other protocols.
+        """
         context = self.context
         group = context.find(group_id)
         if group is not None:
@@ -140,6 +153,8 @@ class GroupRouting:
             if membership.group_state() is not GroupState.EMPTY:
                 return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
             self.conversion.drop_empty_group_protocol(group)
+        elif (refused := context.missing_group_verdict(group_id).error) is not ErrorCode.NONE:
+            return refused
         elif not context.has_room():
             return ErrorCode.GROUP_MAX_SIZE_REACHED
         context.emit(PushGroupSaved(group_id, context.now.wall_ms))
