@@ -296,6 +296,32 @@ def test_partitions_that_change_between_staging_and_publishing(tmp_path: Path) -
     assert len(os.listdir(tmp_path / "air/flights/data")) == 1 and sink.published() == 1
 
 
+def test_rows_that_are_divided_anew_stay_in_their_snapshot_if_others_rewrite_the_table_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = made(tmp_path)
+    sink.stage(key(1), table(1, 2, 3))
+    with opened(tmp_path).update_spec() as update:
+        update.add_identity("name")
+    mark = IcebergTable._mark
+
+    def mark_and_rewrite(sink: IcebergTable, lake: Any, sequence: int) -> None:
+        mark(sink, lake, sequence)
+        there = opened(tmp_path)
+        there.overwrite(there.scan().to_arrow())
+
+    monkeypatch.setattr(IcebergTable, "_mark", mark_and_rewrite)
+    sink.publish(1, [key(1)])
+    snapshots = opened(tmp_path).snapshots()
+    published = next(
+        snapshot.snapshot_id
+        for snapshot in snapshots
+        if snapshot.summary is not None and snapshot.summary.additional_properties.get("kohort.sequence") == "1"
+    )
+    assert sorted(opened(tmp_path).scan(snapshot_id=published).to_arrow().column("id").to_pylist()) == [1, 2, 3]
+    assert len(os.listdir(tmp_path / "air/flights/data")) == 2  # and the staged file, divided as before, is removed
+
+
 def test_columns_that_others_add_or_rename_are_no_obstacle(tmp_path: Path) -> None:
     sink = made(tmp_path)
     sink.stage(key(1), table(1))

@@ -330,6 +330,28 @@ def test_claims_of_strangers_do_not_count_for_this_region(servers: str, name: st
             home.close()
 
 
+@pytest.mark.parametrize("resealed", [False, True])
+def test_delete_after_the_key_was_lost_frees_the_groups(own_servers: str, name: str, resealed: bool) -> None:
+    lost = RegionLogView(name, own_servers, {})
+    found = RegionLogView(name, own_servers, {}, region_key(OTHER_KEY))
+    others = [RegionLogView(f"{name}.{key}", own_servers, {}, region_key(key)) for key in (None, OTHER_KEY)]
+    try:
+        log, _ = lost.take_over("127.0.0.1", 1)
+        log.close()
+        groups = [f"{name}.{number}" for number in range(2)]
+        for group in groups:
+            lost.claim(group)
+        if resealed:
+            found.reseal()
+        found.delete()
+        assert name not in regions(own_servers, {}, region_key(OTHER_KEY))
+        for other, group in zip(others, groups, strict=True):
+            other.claim(group)
+    finally:
+        for home in (lost, found, *others):
+            home.close()
+
+
 def test_member_says_nothing_of_a_port_that_another_program_has_now(
     own_servers: str, name: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,11 @@ class FactTable:
         own = [key for key in self.facts if region_in_record_key(key) == region]
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
+    def claim_keys_of(self, region: str) -> list[bytes]:
+        """Return the keys of all claims of groups by a region, ignored ones too."""
+        keys = dict.fromkeys([*self.facts, *self._strange])
+        return [key for key in keys if region_in_claim_key(key) == region]
+
     @property
     def ignored_because(self) -> dict[str, str]:
         """The reasons why transactional records were ignored, by region; regions without such records are left out.
@@ -194,7 +199,8 @@ class FactTable:
         self.ignored += 1
         if region and record.key is not None and record.value is not None:
             doubts = why if record.transactional and region_in_claim_key(record.key) is None else ""
-            room = len(self._strange) < (10 if doubts else 1) * STRANGE_KEYS_MAX  # strangers' own can't hide others
+            most = (10 if record.transactional else 1) * STRANGE_KEYS_MAX  # strangers' own can't hide others
+            room = len(self._strange) < most
             if room if record.key not in self._strange else doubts:
                 self._strange[record.key] = region, doubts
         return None, why

@@ -238,14 +238,14 @@ class RegionLogView:
 
     def _claim_group(self, group: str) -> Claim:
         mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
-        self._put(key_of(mine), value_of(mine))
+        self._put_claims([(key_of(mine), value_of(mine))])
         first = owning_claim(group, self.follow(CLAIMS))
         if first is not None and first.region != self._region:
-            self._put(group_claim_key(group, self._region), None)
+            self._put_claims([(group_claim_key(group, self._region), None)])
         return first or mine
 
-    def _put(self, key: bytes, value: bytes | None) -> None:
-        """Write a claim record, or its tombstone, in a transaction under a transactional id that is used only once.
+    def _put_claims(self, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Write claims or their tombstones in one transaction, under a transactional id that is used only once.
 
         The control plane's own transactional id would fence the control plane.
         """
@@ -254,18 +254,24 @@ class RegionLogView:
         with Producer(self._servers, **{**self._settings, **own}) as producer:
             producer.init_transactions()
             producer.begin_transaction()
-            headers = seal_headers(
-                self._key, self._region, RecordAuthor(producer.producer_id, producer.epoch), key, value
-            )
-            sent = producer.send(TOPIC, value, key, partition=CLAIMS, headers=headers)
-            sent.result()
+            author = RecordAuthor(producer.producer_id, producer.epoch)
+            sent = []
+            for key, value in records:
+                headers = seal_headers(self._key, self._region, author, key, value)
+                sent.append(producer.send(TOPIC, value, key, partition=CLAIMS, headers=headers))
+            for delivery in sent:
+                delivery.result()
             producer.commit_transaction()
 
     def release_claims(self) -> None:
-        """Delete the records by which this region has claimed consumer groups."""
-        for fact in self.follow(CLAIMS):
-            if isinstance(fact, Claim) and fact.region == self._region:
-                self._put(key_of(fact), None)
+        """Delete the records by which this region has claimed consumer groups, also those that another key has sealed.
+
+        For other regions these count too. After the key was lost, only their tombstones free the groups.
+        """
+        if not self.count_existing_partitions():
+            return
+        if keys := self.reader(CLAIMS).claim_keys_of(self._region):
+            self._put_claims([(key, None) for key in keys])
 
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Continue the region from the sequence (checkpoint number) that a sink has published, after the two disagreed.

@@ -332,6 +332,13 @@ class TopicReader:
                 pass  # those that others have replaced are not kept: the log has thousands of them
             return self.table.in_order()
 
+    def claim_keys_of(self, region: str) -> list[bytes]:
+        """Read on to the partition's present end; return the keys of a region's claims of groups, ignored ones too."""
+        with self._lock:
+            for _ in self._advance():
+                pass
+            return self.table.claim_keys_of(region)
+
     def advance(self) -> list[Fact]:
         """Read on to the partition's present end; return the valid records (facts) since the last call that read.
 

@@ -511,7 +511,7 @@ class IcebergTable(BoundSink):
             if claim.keys:
                 self._forget_merged(lake, key.file_stem())
             else:
-                self._forget(lake, key.file_stem(), 0 if committed else sequence)
+                self._forget(lake, key.file_stem(), sequence, committed=committed)
 
     def _bring(self, sequence: int, staged: dict[StagedKey, _IcebergPiece], lost: str, offsets: str) -> bool:
         """Commit staged files as one checkpoint, unless another process has done so; return whether this process did.
@@ -765,18 +765,19 @@ class IcebergTable(BoundSink):
                 if path not in used:
                     store.remove(path)
 
-    def _forget(self, lake: Table, name: str, sequence: int) -> None:
+    def _forget(self, lake: Table, name: str, sequence: int, *, committed: bool) -> None:
         """Remove the `KEY.json` of a published key, and its files that the table does not use.
 
         Args:
             lake: the table.
             name: the key.
-            sequence: 0 if this process has committed the files, which then belong to the table. Otherwise the sequence:
-                another process committed it, perhaps by emptying the table, so that the files are looked up.
+            sequence: the sequence (checkpoint). What its snapshot added stays, even if others have rewritten it since.
+            committed: whether this process has committed the files. Otherwise another process committed the sequence,
+                perhaps by emptying the table, so that the files are looked up.
         """
         piece = self._piece(lake, name)
         if piece is not None:
-            if sequence or piece.others:
+            if piece.others or not committed:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
             side_store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
 
