@@ -180,13 +180,15 @@ class GroupScaling(ClosedOnExit):
 
     def _run(self) -> None:
         self._log_unreachable_cluster()
-        while not self._ended:
+        while True:
             started = time.monotonic()
+            self._news.clear()  # before the names are taken: a request after them ends the wait
+            if self._ended:
+                return  # the event that `close` set may be cleared again
             with self._lock:
                 for wanted in [found for found, of in self._watched.items() if started - of.asked_s > FORGET_S]:
                     del self._watched[wanted]
                 names = sorted({wanted.group for wanted in self._watched})
-            self._news.clear()
             if names and not self._ended:
                 self._read_groups(names)
             self._news.wait(None if not names else max(0.0, started + self._interval_s - time.monotonic()))
