@@ -151,6 +151,8 @@ def test_a_folder_that_takes_no_files_is_a_lack(tmp_path: Path) -> None:
     code, found = doctor("--data", str(tmp_path / "file" / "data"))
     assert found[f"folder {tmp_path / 'file' / 'data'}"]["state"] == "missing"
     assert code == 1
+    _, found = doctor("--data", str(tmp_path / ("x" * 300)))  # fails as a folder under an unreadable one, for root too
+    assert found[f"folder {tmp_path / ('x' * 300)}"]["found"] == "can't be written: File name too long"
     _, found = doctor("--data", str(tmp_path / "made" / "later"))
     row = found[f"folder {tmp_path / 'made' / 'later'}"]
     assert row["found"].startswith("writable, ")

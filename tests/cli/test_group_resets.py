@@ -272,6 +272,7 @@ def test_refusal_of_a_repetition_says_nothing_of_the_first_try(
         ("", "no offsets"),
         ("a,g,t,0,1\n", "line 1"),
         ("\xff\n", "no text"),
+        (f"t,0,1\n{'t' * 140_000},0,1\n", "line 2: field larger than field limit"),
     ],
 )
 def test_a_bad_plan_is_wrong_use(text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

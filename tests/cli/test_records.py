@@ -24,7 +24,9 @@ from tests.support.waiting import until
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
 from kohort.cli.app import run
 from kohort.cli.output import count_with_noun
+from kohort.cli.produce import _from_json
 from kohort.client.admin.values import NewTopic
+from kohort.errors import InvalidInputError
 
 
 @pytest.fixture(scope="module")
@@ -257,6 +259,32 @@ def test_wrong_field_is_named_with_its_line(kohort: Kohort, topic: str, field: s
     assert said.startswith("kohort: line 2: ")
     assert "; nothing after it was sent" in said
     assert kohort("consume", topic, *ALL)[1] == b"before\n"
+
+
+NESTED = b"[" * 2000 + b"]" * 2000
+
+
+@pytest.mark.parametrize(
+    ("field", "reported"),
+    [
+        ('"key": {"base64": "é"}'.encode(), "field key: what base64 holds is not base 64"),
+        (b'"topic": "\xff"', "field topic: 'utf-8' codec"),
+        (b'"timestamp": "\xff"', "field timestamp: 'utf-8' codec"),
+        (b'"headers": [{"key": "\xff"}]', "field headers[0].key: 'utf-8' codec"),
+        (b'"headers": [{"\xff": "v"}]', "headers must be a list of objects"),
+        (b'"key": ' + NESTED, "the JSON is nested too deeply"),
+        (b'"topic": ' + NESTED, "the JSON is nested too deeply"),
+        (b'"headers": ' + NESTED, "the JSON is nested too deeply"),
+    ],
+)
+def test_hostile_field_is_refused_as_any_other_bad_line(field: bytes, reported: str) -> None:
+    """Each of these ended the command with a traceback."""
+    lines = iter([(1, b'{"value": "before"}'), (2, b'{"value": "v", ' + field + b"}")])
+    records = _from_json(lines)
+    assert next(records) == (1, {"value": b"before"})
+    with pytest.raises(InvalidInputError, match="^line 2: .*; nothing after it was sent") as refused:
+        next(records)
+    assert reported in str(refused.value)
 
 
 @pytest.mark.parametrize("line", [b"[1]", b"5", b"{}", b'{"key": "k"}', b"\xff", b'{"value": "\xff"}'])

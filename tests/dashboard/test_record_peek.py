@@ -108,6 +108,16 @@ def test_field_is_text_json_or_base64() -> None:
     assert field_view(deep) is not None
 
 
+def test_long_text_is_cut_by_its_bytes_between_characters() -> None:
+    for character in ("é", "\N{GRINNING FACE}", "a\N{GRINNING FACE}"):
+        data = (character * 3000).encode()
+        view = field_view(data)
+        assert view is not None and view["cut"] and data.startswith(view["text"].encode())
+        assert FIELD_BYTES_MAX - 4 < len(view["text"].encode()) <= FIELD_BYTES_MAX
+    late = field_view(b"x" * FIELD_BYTES_MAX + b"\xff")
+    assert late is not None and "base64" in late, "bytes after the cut decide too"
+
+
 def test_json_keeps_numbers_that_a_browser_would_round() -> None:
     view = field_view(b'{"id":12345678901234567890123,"at":1.10}')
     assert view == {

@@ -21,11 +21,12 @@ from tests.support.secured_kafka import make_certificates
 from tests.support.waiting import until
 
 from kohort import Admin, Broker, Consumer, Producer, TopicPartition
-from kohort.client.admin.values import NewTopic
+from kohort.client.admin.values import GroupDescription, MemberDescription, NewTopic
 from kohort.client.offsets import OffsetAndMetadata
-from kohort.errors import InvalidInputError, KafkaError
+from kohort.errors import ErrorCode, InvalidInputError, KafkaError, error_for
 from kohort.io.server_certificates import ServerCertificates
-from kohort.lag import LagReader, LagReport, scaler
+from kohort.lag import GroupLag, LagReader, LagReport, PartitionLag, scaler
+from kohort.lag.evaluation import ABANDONED, NO_OFFSET, TOPIC_GONE, UNAVAILABLE
 from kohort.lag.scaler import (
     OBJECTS_MAX,
     GroupScaling,
@@ -34,7 +35,7 @@ from kohort.lag.scaler import (
     decode_metrics_request,
     decode_scaled_object,
 )
-from kohort.lag.scaling import ScalingTarget
+from kohort.lag.scaling import ScalingDecision, ScalingTarget
 
 STRING, INT64, DOUBLE, BOOL, MESSAGE = 9, 3, 1, 8, 11
 FIELDS: dict[str, list[tuple[str, int, int, str, bool]]] = {
@@ -189,6 +190,53 @@ def test_members_that_are_there_are_wanted_until_their_rates_are_known(our_broke
 
 def test_group_that_is_not_there_yet_gets_a_first_member(keda: Keda) -> None:
     assert keda.wanted(group=f"nobody-{uuid.uuid4().hex}", maxLag="30s", minMembers="0") == 1
+
+
+def report_of(members: int, *parts: PartitionLag) -> LagReport:
+    described = tuple(MemberDescription(f"m{number}", "c", "h", None, ()) for number in range(members))
+    description = GroupDescription("g", "Consumer", "Stable", "consumer", "uniform", described)
+    return LagReport(1_000_000, {"g": GroupLag(description, True, parts)})
+
+
+def test_group_keeps_its_decision_while_all_its_partitions_are_unavailable() -> None:
+    """An outage was taken for a lack of offsets: KEDA scaled six members in to one."""
+    partition = TopicPartition("t", 0)
+    before = ScalingDecision("g", 6, 6, None, "")
+    watched = scaler._Watched(0.0, before)
+    lost = PartitionLag(partition, 5, cause=UNAVAILABLE, error="no leader")
+    unread = PartitionLag(TopicPartition("t", 1), log_start=0, log_end=5, cause=NO_OFFSET)
+    scaler._decide(ScaledGroup("g", ScalingTarget(1_000)), watched, report_of(0, lost, unread))
+    assert watched.decision is before
+    assert watched.error == "the lag of group g is unknown: the offsets of t-0 are unavailable: no leader"
+
+
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [
+        (None, "the group has no committed offsets yet"),
+        (PartitionLag(TopicPartition("t", 0), log_start=0, log_end=5, cause=NO_OFFSET), "no committed offsets yet"),
+        (PartitionLag(TopicPartition("t", 0), 5, cause=TOPIC_GONE, error="gone"), "of topics that are gone"),
+        (PartitionLag(TopicPartition("t", 0), 5, log_start=0, log_end=5, cause=ABANDONED), "no member subscribes to"),
+    ],
+)
+def test_group_without_a_known_lag_keeps_its_members_within_the_targets_bounds(
+    part: PartitionLag | None, why: str
+) -> None:
+    for members, wanted in ((0, 1), (2, 2), (9, 3)):
+        watched = scaler._Watched(0.0)
+        report = report_of(members, *(() if part is None else (part,)))
+        scaler._decide(ScaledGroup("g", ScalingTarget(1_000, 1, 3)), watched, report)
+        assert watched.decision is not None
+        assert (watched.decision.members, watched.decision.wanted, watched.error) == (members, wanted, "")
+        assert why in watched.decision.why
+
+
+def test_group_that_is_not_found_gets_a_first_member() -> None:
+    watched = scaler._Watched(0.0)
+    missing = LagReport(0, errors={"g": error_for(ErrorCode.GROUP_ID_NOT_FOUND, "g")})
+    scaler._decide(ScaledGroup("g", ScalingTarget(1_000, 0)), watched, missing)
+    assert watched.decision is not None
+    assert (watched.decision.wanted, watched.error) == (1, "")
 
 
 @pytest.mark.parametrize(

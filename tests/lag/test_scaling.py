@@ -13,7 +13,7 @@ from simulation.scaling import TRACES, KedaRule, KohortRule, Outcome, Trace, pri
 from kohort.client.admin.values import GroupDescription, GroupRebalanced, MemberDescription, RebalanceCause
 from kohort.ids import TopicPartition
 from kohort.lag import GroupLag, PartitionLag
-from kohort.lag.evaluation import OffsetSample, Trend
+from kohort.lag.evaluation import UNAVAILABLE, OffsetSample, Trend
 from kohort.lag.scaling import DOWN_AFTER_MS, MEASURE_MS, START_MS, ScalingDecision, ScalingState, ScalingTarget, decide
 
 BY_NAME = {trace.name: trace for trace in TRACES}
@@ -82,6 +82,7 @@ class Group:
         self.causes: dict[int, str] = {}
         self.pauses_ms = (0, 0)
         self.quiet: frozenset[int] = frozenset()
+        self.unavailable: frozenset[int] = frozenset()
 
     def look(self, seconds: int, written: float, read: float, time_lag_ms: int) -> ScalingDecision:
         """Let time pass in which so much is written to and read from each partition, and decide."""
@@ -108,6 +109,12 @@ class Group:
             )
             for tp in tps
         )  # fmt: skip
+        parts = tuple(
+            PartitionLag(part.partition, self.read, "", part.owner, cause=UNAVAILABLE, error="no leader")
+            if part.partition.partition in self.unavailable
+            else part
+            for part in parts
+        )
         description = GroupDescription(
             "g", self.kind, "Stable", "consumer", "uniform", described, rebalances=self.rebalances
         )
@@ -173,6 +180,34 @@ def test_measurement_is_as_long_as_the_pauses_of_the_member_not_of_its_partition
     group.look(1, 50, 25, 20_000)
     assert group.look(measure_s - 1, 50, 25, 40_000).why == "rates are being measured"
     assert group.look(1, 50, 25, 40_000).needed is not None
+
+
+def test_members_of_unavailable_partitions_are_wanted_by_the_first_decision() -> None:
+    group = Group()
+    group.unavailable = frozenset(range(2, 8))
+    assert group.look(1, 50, 50, 0).wanted == MEMBERS
+
+
+@pytest.mark.parametrize("min_members", [0, 1])
+def test_number_does_not_fall_while_partitions_are_unavailable_nor_right_after_it(min_members: int) -> None:
+    group = Group()
+    group.target = ScalingTarget(30_000, min_members)
+    group.look(1, 50, 50, 20_000)
+    group.look(30, 50, 50, 20_000)
+    group.unavailable = frozenset(range(2, 8))
+    wanted = [group.look(30, 50, 50, 0).wanted for _ in range(3 * DOWN_AFTER_MS // 30_000)]
+    group.unavailable = frozenset()
+    wanted += [group.look(30, 50, 50, 0).wanted for _ in range(3)]
+    assert min(wanted) >= MEMBERS, wanted
+
+
+def test_quiet_group_keeps_its_members_while_partitions_are_unavailable() -> None:
+    group = Group()
+    group.target, group.unavailable = ScalingTarget(30_000, 0), frozenset(range(2, 8))
+    group.look(1, 0, 0, 0)
+    assert group.look(30, 0, 0, 0).wanted == MEMBERS
+    group.unavailable = frozenset()
+    assert group.look(30, 0, 0, 0).wanted == 0
 
 
 def test_members_that_cannot_keep_up_are_joined_by_others() -> None:

@@ -303,10 +303,10 @@ def _limits() -> Iterator[Finding]:
 def _folder(wanted: Path) -> Iterator[Finding]:
     """Check the data folder, or the nearest existing parent in which the broker would create it."""
     folder = wanted.absolute()
-    while not folder.exists():
-        folder = folder.parent
     need, what = "a broker's data", f"folder {wanted}"
     try:
+        while not folder.exists():  # which raises if a parent can't be read
+            folder = folder.parent
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
     except OSError as error:

@@ -53,7 +53,7 @@ def read_offset_plan(path: Path) -> Plan:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text: {error}") from error
-    for number, fields in enumerate(csv.reader(io.StringIO(text)), start=1):
+    for number, fields in _csv_rows(path, text):
         if not fields:
             continue
         try:
@@ -71,6 +71,15 @@ def read_offset_plan(path: Path) -> Plan:
     if "" in plan and len(plan) > 1:
         raise UsageError(f"{path}: either every line names its group or none does")
     return plan
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows of a file of comma-separated values with their numbers, from 1 on."""
+    rows = csv.reader(io.StringIO(text))
+    try:
+        yield from enumerate(rows, start=1)
+    except csv.Error as error:  # such as a field over 131,072 characters
+        raise UsageError(f"{path} line {rows.line_num}: {error}") from error
 
 
 def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:

@@ -7,7 +7,6 @@ without a timestamp (-1, from very old producers) has null, and gets the time at
 from __future__ import annotations
 
 import base64
-import binascii
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -91,6 +90,13 @@ def fields_of(line: bytes) -> Fields:
     Raises:
         InvalidInputError: the line is no JSON object, has an unknown field, or a field of the wrong type; names it.
     """
+    try:
+        return _parsed_fields(line)
+    except RecursionError:  # msgspec's, which is also bounded by Python's limit
+        raise InvalidInputError("the JSON is nested too deeply") from None
+
+
+def _parsed_fields(line: bytes) -> Fields:
     import msgspec
 
     try:
@@ -126,7 +132,7 @@ def _typed(given: dict[str, Any], name: str, wanted: type, called: str, inside: 
 
     try:
         value = msgspec.json.decode(given.get(name, b"null"))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"field {inside}{name}: {error}") from error
     if value is None or type(value) is wanted:
         return value
@@ -143,13 +149,11 @@ def _integer_in(given: dict[str, Any], name: str, most: int = 2**63 - 1, least: 
 
 def _timestamp(given: dict[str, Any]) -> int | None:
     """Return the milliseconds since 1970 of either timestamp field; both may be present if they agree."""
-    import msgspec
-
     plain = _integer_in(given, "timestamp_ms")
     if not bytes(given.get("timestamp", b"")).startswith(b'"'):
         written = _integer_in(given, "timestamp")
     else:
-        text = msgspec.json.decode(given["timestamp"])
+        text = _typed(given, "timestamp", str, "text")
         fraction = _FRACTION.search(text)
         try:
             moment = datetime.fromisoformat(text)
@@ -173,7 +177,7 @@ def _headers(raw: Any) -> list[tuple[str, bytes | None]]:
 
     try:
         given = msgspec.json.decode(raw, type=list[dict[str, msgspec.Raw]] | None)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"field {_HEADERS}, not {_shown(raw)}") from error
     headers = []
     for number, header in enumerate(given or ()):
@@ -202,10 +206,10 @@ def _bytes(name: str, raw: Any) -> bytes | None:
             given = msgspec.json.decode(text)
             if set(given) == {"base64"}:
                 return base64.b64decode(given["base64"], validate=True)
-    except (TypeError, binascii.Error) as error:
-        raise InvalidInputError(f"field {name}: what base64 holds is not base 64 ({error})") from error
     except (msgspec.DecodeError, UnicodeError) as error:
         raise InvalidInputError(f"field {name}: {error}") from error
+    except (TypeError, ValueError) as error:  # characters beyond ASCII are no binascii.Error
+        raise InvalidInputError(f"field {name}: what base64 holds is not base 64 ({error})") from error
     return text
 
 

@@ -74,7 +74,7 @@ def _decided(
 ) -> tuple[dict[str, ScalingDecision], dict[str, KafkaError]]:
     from kohort.client.admin.group_changes import errors_with_similar_names
     from kohort.lag.reading import REBALANCES_ASKED
-    from kohort.lag.scaling import ScalingState, decide
+    from kohort.lag.scaling import ScalingState, decide, unknown_lag_reason
 
     reader.rebalances = REBALANCES_ASKED
     states: dict[str, ScalingState] = {}
@@ -94,9 +94,14 @@ def _decided(
     errors = errors_with_similar_names(report.errors, lambda: list(reader.listing or ()))
     for failure in report.failures:
         errors[failure.part] = KafkaError(f"{failure.part}: {failure.text}")
-    for name in [name for name in decisions if not report.groups[name].known_partitions]:
-        del decisions[name]
-        errors[name] = KafkaError(f"group {name}: it has no committed offsets, so that its lag is unknown")
+    for name in list(decisions):
+        last = report.groups.get(name)
+        if last is None:  # deleted since, or its coordinator is lost
+            del decisions[name]
+            errors.setdefault(name, KafkaError(f"group {name} was left out of the last read"))
+        elif not last.known_partitions:
+            del decisions[name]
+            errors[name] = KafkaError(f"the lag of group {name} is unknown: {unknown_lag_reason(last)}")
     return decisions, errors
 
 

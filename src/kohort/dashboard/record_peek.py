@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import re
 import time
 from collections import deque
@@ -283,7 +284,16 @@ def record_view(record: Record, decoding: _Decoding | None = None) -> View:
 
 def _shown_headers(record: Record) -> Iterator[tuple[str, bytes | None]]:
     for name, data in record.headers[:HEADERS_SHOWN_MAX]:
-        yield name[:FIELD_BYTES_MAX], data
+        yield _cut_text(name.encode()), data
+
+
+def _cut_text(data: bytes) -> str:
+    """Decode the first `FIELD_BYTES_MAX` bytes as UTF-8, without a character that does not end there.
+
+    Raises:
+        UnicodeDecodeError: These bytes are not UTF-8.
+    """
+    return codecs.getincrementaldecoder("utf-8")().decode(data[:FIELD_BYTES_MAX], len(data) <= FIELD_BYTES_MAX)
 
 
 def field_view(data: bytes | None) -> View | None:
@@ -296,7 +306,9 @@ def field_view(data: bytes | None) -> View | None:
     shown = data[:FIELD_BYTES_MAX]
     view: View = {"size": len(data), "cut": len(data) > len(shown)}
     try:
-        text = data.decode()[:FIELD_BYTES_MAX] if len(data) <= BYTES_SCANNED_MAX else shown.decode()
+        if len(shown) < len(data) <= BYTES_SCANNED_MAX:
+            data.decode()  # text up to its end
+        text = _cut_text(data)
     except UnicodeDecodeError:
         return {**view, "base64": base64.b64encode(shown).decode()}
     view["text"], view["json"] = text, False

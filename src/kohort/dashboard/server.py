@@ -253,11 +253,20 @@ class DashboardRoutes:
     ) -> Callable[[Request], Awaitable[Response]]:
         async def respond_from_thread(request: Request) -> Response:
             try:
-                body = await asyncio.get_running_loop().run_in_executor(
-                    threads, lambda: msgspec.json.encode(answer(request))
-                )
+                future = threads.submit(lambda: msgspec.json.encode(answer(request)))
+            except RuntimeError:
+                if not self.is_closing:
+                    raise
+                return _closing_answer()
+            try:
+                body = await asyncio.wrap_future(future)
             except KafkaError as error:
                 return failure_response(error)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self.is_closing or task is None or task.cancelling():
+                    raise
+                return _closing_answer()  # `close` cancelled the work, not the request
             return Response(body, media_type="application/json")
 
         return respond_from_thread
@@ -304,6 +313,10 @@ class DashboardRoutes:
         finally:
             self._observer.listeners.remove_listener(on_read)
             self._streams -= 1
+
+
+def _closing_answer() -> Response:
+    return error_answer(503, "the dashboard is closing", "refused")
 
 
 def _file(name: str, kind: str) -> tuple[bytes, str]:

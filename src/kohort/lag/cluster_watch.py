@@ -158,6 +158,8 @@ class ClusterWatch:
         while not self._ended.is_set():
             started = time.monotonic()
             self._is_due.clear()
+            if self._ended.is_set():
+                return  # the event that `close` set may be cleared again
             self._read_cluster()
             self._is_due.wait(max(0.0, started + self._interval_s - time.monotonic()))
 

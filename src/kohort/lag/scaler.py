@@ -26,7 +26,15 @@ from kohort.io.server_certificates import LoadedCertificates, ServerCertificates
 from kohort.lag.cluster_watch import ReadListeners
 from kohort.lag.evaluation import LagReport
 from kohort.lag.reading import LagReader
-from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide, parse_duration_ms
+from kohort.lag.scaling import (
+    ScalingDecision,
+    ScalingState,
+    ScalingTarget,
+    decide,
+    parse_duration_ms,
+    unavailable_partitions,
+    unknown_lag_reason,
+)
 from kohort.settings.server_access import refuse_beyond_loopback
 
 log = logging.getLogger("kohort.lag")
@@ -172,13 +180,15 @@ class GroupScaling(ClosedOnExit):
 
     def _run(self) -> None:
         self._log_unreachable_cluster()
-        while not self._ended:
+        while True:
             started = time.monotonic()
+            self._news.clear()  # before the names are taken: a request after them ends the wait
+            if self._ended:
+                return  # the event that `close` set may be cleared again
             with self._lock:
                 for wanted in [found for found, of in self._watched.items() if started - of.asked_s > FORGET_S]:
                     del self._watched[wanted]
                 names = sorted({wanted.group for wanted in self._watched})
-            self._news.clear()
             if names and not self._ended:
                 self._read_groups(names)
             self._news.wait(None if not names else max(0.0, started + self._interval_s - time.monotonic()))
@@ -234,16 +244,24 @@ def _decide_or_log(wanted: ScaledGroup, watched: _Watched, report: LagReport) ->
 def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     """Decide how many members a group should have; log a change of that number.
 
-    A group without a known lag, such as one without committed offsets, keeps its members, and gets at least one.
+    A group without a known lag, such as one without committed offsets, keeps its members, and gets at least one. If
+    its partitions are unavailable, there is no decision: an outage must not change the number of members.
     """
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)
     if group is not None and group.known_partitions:
         watched.decision, watched.state = decide(group, report.taken_ms, wanted.target, watched.state)
+    elif group is not None and unavailable_partitions(group):
+        watched.error = f"the lag of group {wanted.group} is unknown: {unknown_lag_reason(group)}"
+        return
     elif group is not None or (error is not None and error.code is ErrorCode.GROUP_ID_NOT_FOUND):
         members = 0 if group is None else len(group.description.members)
-        why = "the group has no committed offsets yet: a first member makes them"
-        watched.decision = ScalingDecision(wanted.group, members, max(1, members, wanted.target.min_members), None, why)
+        why = "there is no such group yet" if group is None else unknown_lag_reason(group)
+        target = wanted.target
+        number = max(1, members, target.min_members)
+        if target.max_members is not None:
+            number = min(number, target.max_members)
+        watched.decision = ScalingDecision(wanted.group, members, number, None, f"{why}: at least one member is wanted")
     else:
         watched.error = f"group {wanted.group} can't be read: {error or 'it was left out'}"
         return

@@ -20,7 +20,7 @@ from statistics import median
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.lag.evaluation import NO_PROGRESS, OPEN_TRANSACTION, GroupLag, PartitionLag
+from kohort.lag.evaluation import NO_PROGRESS, OPEN_TRANSACTION, UNAVAILABLE, GroupLag, PartitionLag
 
 BUSY_UP, BUSY_WANTED, BUSY_DOWN = 0.9, 0.75, 0.6
 """The part of their time that members work: above the first there is no reserve, the second leaves some for peaks, and
@@ -166,6 +166,24 @@ def decide(
     return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()
 
 
+def unavailable_partitions(group: GroupLag) -> list[PartitionLag]:
+    """Return the partitions whose offsets can't be read now, such as those without a leader."""
+    return [part for part in group.partitions if part.cause == UNAVAILABLE]
+
+
+def unknown_lag_reason(group: GroupLag) -> str:
+    """Return why no lag of a group is known: the offsets of its partitions are unavailable, or none is committed.
+
+    Args:
+        group: A group without `known_partitions`.
+    """
+    if unavailable := unavailable_partitions(group):
+        return f"the offsets of {_partition_list(unavailable)} are unavailable: {unavailable[0].error}"
+    if any(part.committed is not None for part in group.partitions):
+        return "its committed offsets are of topics that are gone, or that no member subscribes to"
+    return "the group has no committed offsets yet"
+
+
 def _first_state(group: GroupLag, now_ms: int, target: ScalingTarget) -> ScalingState:
     members = frozenset(member.member_id for member in group.description.members)
     wanted = min(max(len(members), target.min_members), _most(group, target))
@@ -186,10 +204,13 @@ def _read_to(part: PartitionLag) -> int:
 
 
 def _most(group: GroupLag, target: ScalingTarget) -> int:
-    """Return the most members to want: those of the target, and except in share groups one for each partition."""
+    """Return the most members to want: those of the target, and except in share groups one for each partition.
+
+    Unavailable partitions count: an outage of their leader leaves their members without work only for a while.
+    """
     most = target.max_members
     if group.description.type.lower() != "share":
-        partitions = max(1, len(group.known_partitions))
+        partitions = max(1, len(group.known_partitions) + len(unavailable_partitions(group)))
         most = partitions if most is None else min(most, partitions)
     return 1_000_000 if most is None else max(most, target.min_members)
 
@@ -225,6 +246,7 @@ class _Scaling:
         self.is_share = group.description.type.lower() == "share"
         self.most = _most(group, target)
         self.partitions = max(1, len(group.known_partitions))
+        self.is_partly_unavailable = bool(unavailable_partitions(group))
         self.downtime_ms = median_downtime_ms(group)
         self.span_ms = now_ms - before.since_ms
         self.loads = [self._partition_load(part) for part in group.known_partitions] if self.span_ms > 0 else []
@@ -259,6 +281,8 @@ class _Scaling:
         most_per_s = math.inf if self.is_share else member_per_s  # a partition of others has one reader
         demand = sum(min(self._demand(load), most_per_s) for load in self.free)
         kept = tuple(load for load in before.loads if load[0] >= self.now_ms - DOWN_AFTER_MS)
+        if self.is_partly_unavailable:  # demand is only partly known: `DOWN_AFTER_MS` begins again
+            kept = ()
         return self._compared(member_per_s, demand, (*kept, (self.now_ms, demand)))
 
     def _partition_load(self, part: PartitionLag) -> _Load:
@@ -366,7 +390,8 @@ class _Scaling:
             return self._changed(wanted, None, "records wait, and there are no members", self.before.loads)
         if self.group.sum_lag:
             return self._hold(self._measured(None), "nothing is read, so that no number of members is known to help")
-        if self.target.min_members == 0 and not any(load.written for load in self.loads):
+        is_quiet = not self.is_partly_unavailable and not any(load.written for load in self.loads)
+        if self.target.min_members == 0 and is_quiet:
             return self._changed(0, 0, "nothing is unread, and nothing is written", self.before.loads)
         return self._hold(self._measured(None), "nothing has been read yet")
 
