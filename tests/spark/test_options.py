@@ -17,7 +17,7 @@ from kohort.ids import TopicPartition
 from kohort.settings.config import settings
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
-from kohort.spark.option_names import distance
+from kohort.spark.option_names import edit_distance
 from kohort.spark.options import client_settings, parse_options, parse_partition_lists, parse_partition_offsets
 from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
@@ -312,7 +312,7 @@ def test_a_name_within_two_letters_of_one_of_ours_is_an_error(name: str, meant: 
     [("", "", 0), ("a", "", 1), ("topic", "topics", 1), ("ab", "ba", 1), ("abc", "cab", 2), ("path", "topic", 5)],
 )
 def test_letters_between_two_names(first: str, second: str, letters: int) -> None:
-    assert distance(first, second) == distance(second, first) == letters
+    assert edit_distance(first, second) == edit_distance(second, first) == letters
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from kohort.region.member import events
 from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
 from kohort.spark.region.query_spec import declare
-from kohort.spark.region.spark_region import behaviour
+from kohort.spark.region.spark_region import member_behaviour
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -23,7 +23,7 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     declared = declare("a", lambda *frames: frames, sources, sink, cast(Any, how), ("127.0.0.1:1", {}))
     region = SparkRegion.__new__(SparkRegion)
     region._region = cast(Any, SimpleNamespace(name="r"))
-    takes_part = behaviour(declared, shares=pinned, keeps=True)
+    takes_part = member_behaviour(declared, shares=pinned, keeps=True)
     for number, name in enumerate(("a", "a#2")):
         machine = region._machine(declared, number, (sink,), takes_part)
         [said] = [
