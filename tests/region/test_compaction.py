@@ -212,6 +212,25 @@ def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> 
     assert inodes & {os.stat(path).st_ino for path in local_paths(place)}, "large ones stay"
 
 
+@pytest.mark.parametrize(
+    ("attempts", "error"),
+    [([FileNotFoundError("a"), None, None], RetriableError), ([FileNotFoundError("a")] * 3, CorruptDataError)],
+    ids=["races", "gone"],
+)
+def test_races_are_lost_after_a_file_was_gone(
+    attempts: list[FileNotFoundError | None], error: type[KafkaError], monkeypatch: Patch
+) -> None:
+    outcomes = iter(attempts)
+
+    def attempt(*_: Any) -> None:
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(Compactor, "_attempt", attempt)
+    with pytest.raises(error):
+        Compactor(SimpleNamespace(), REGION, "a folder").run(SimpleNamespace(), 1, 0.0)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("kind", ["folder", "store"])
 def test_reader_that_continues_from_a_merged_sequence_is_refused(kind: str, root: Path) -> None:
     place = begun(KINDS[kind](), root)

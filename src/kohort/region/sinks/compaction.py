@@ -335,6 +335,7 @@ class Compactor:
             try:
                 if (result := self._attempt(merge, upto, grace_s)) is not None:
                     return result
+                gone = None  # a lost race says nothing of a file that an earlier list had
             except FileNotFoundError as error:  # the folder was emptied meanwhile, or another compactor was faster
                 gone = error
         if gone is not None:
