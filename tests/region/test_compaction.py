@@ -212,6 +212,18 @@ def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> 
     assert inodes & {os.stat(path).st_ino for path in local_paths(place)}, "large ones stay"
 
 
+@pytest.mark.parametrize("kind", ["folder", "store"])
+def test_bytes_are_those_of_the_merged_files(kind: str, root: Path) -> None:
+    place = begun(KINDS[kind](), root, published=2)
+    sink = folder_of(place)
+    sink.stage(key(3), table([(number, str(number)) for number in range(1_000)]))
+    sink.publish(3, [key(3)])
+    large = max(os.path.getsize(path) for path in local_paths(place))
+    result = sink.compact(target_file_size=large)
+    sizes = [os.path.getsize(path) for path in local_paths(place)]
+    assert (len(sizes), result.written) == (2, 1) and result.bytes == sum(sizes) - large
+
+
 @pytest.mark.parametrize(
     ("attempts", "error"),
     [([FileNotFoundError("a"), None, None], RetriableError), ([FileNotFoundError("a")] * 3, CorruptDataError)],
