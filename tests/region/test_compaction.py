@@ -213,6 +213,37 @@ def test_file_of_the_target_size_is_not_written_again(kind: str, root: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
+def test_bytes_are_those_of_the_merged_files(kind: str, root: Path) -> None:
+    place = begun(KINDS[kind](), root, published=2)
+    sink = folder_of(place)
+    sink.stage(key(3), table([(number, str(number)) for number in range(1_000)]))
+    sink.publish(3, [key(3)])
+    large = max(os.path.getsize(path) for path in local_paths(place))
+    result = sink.compact(target_file_size=large)
+    sizes = [os.path.getsize(path) for path in local_paths(place)]
+    assert (len(sizes), result.written) == (2, 1) and result.bytes == sum(sizes) - large
+
+
+@pytest.mark.parametrize(
+    ("attempts", "error"),
+    [([FileNotFoundError("a"), None, None], RetriableError), ([FileNotFoundError("a")] * 3, CorruptDataError)],
+    ids=["races", "gone"],
+)
+def test_races_are_lost_after_a_file_was_gone(
+    attempts: list[FileNotFoundError | None], error: type[KafkaError], monkeypatch: Patch
+) -> None:
+    outcomes = iter(attempts)
+
+    def attempt(*_: Any) -> None:
+        if (outcome := next(outcomes)) is not None:
+            raise outcome
+
+    monkeypatch.setattr(Compactor, "_attempt", attempt)
+    with pytest.raises(error):
+        Compactor(SimpleNamespace(), REGION, "a folder").run(SimpleNamespace(), 1, 0.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["folder", "store"])
 def test_reader_that_continues_from_a_merged_sequence_is_refused(kind: str, root: Path) -> None:
     place = begun(KINDS[kind](), root)
     sink = folder_of(place)

@@ -160,6 +160,23 @@ def test_rows_whose_folders_are_too_long_together_are_refused(tmp_path: Path) ->
         sink.check_rows(given)
 
 
+@pytest.mark.parametrize(
+    ("columns", "why"),
+    [
+        ([f"p{number}" for number in range(8)], "600 bytes: row 1 of 1"),
+        (["x" * 200], "too long for the name of a folder"),
+    ],
+)
+def test_short_texts_whose_escapes_make_folders_too_long_are_refused(
+    columns: list[str], why: str, tmp_path: Path
+) -> None:
+    rows = pa.table({**{column: ["/" * 60] for column in columns}, "id": [1]})
+    sink = ParquetFolder(tmp_path / "out", partition_by=columns).bind("flights", REGION)
+    sink.check(rows.schema)
+    with pytest.raises(RowRefusedError, match=why):
+        sink.check_rows(rows)
+
+
 def test_text_that_readers_take_for_null_is_refused_where_null_is(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("name", pa.string(), nullable=False), ("id", pa.int64())])
     sink = ParquetFolder(tmp_path / "out", partition_by=["name"]).bind("flights", REGION)

@@ -335,6 +335,7 @@ class Compactor:
             try:
                 if (result := self._attempt(merge, upto, grace_s)) is not None:
                     return result
+                gone = None  # a lost race says nothing of a file that an earlier list had
             except FileNotFoundError as error:  # the folder was emptied meanwhile, or another compactor was faster
                 gone = error
         if gone is not None:
@@ -361,6 +362,7 @@ class Compactor:
         written: list[str] = []
         try:
             files = self._written(merge, merges, written)
+            size = sum(about.size for about in files.values())
             if merges:
                 files |= self._kept(there, merges, written)
         except BaseException:
@@ -380,10 +382,7 @@ class Compactor:
             return None
         if store.newest_generation_number() == number:  # otherwise a later one may name what this one does not
             store.remove_files(left)
-        sizes = sum(files[path].size for path in written if path in files)
-        return CompactionResult(
-            sum(map(len, merges)), len(merges), sizes if merges else 0, len(due), len(made.replaced)
-        )
+        return CompactionResult(sum(map(len, merges)), len(merges), size, len(due), len(made.replaced))
 
     def _written(
         self, merge: MergeSettings, merges: list[list[PublishedParquetFile]], written: list[str]

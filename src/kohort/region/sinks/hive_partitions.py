@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import date
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,8 +30,6 @@ FOLDERS_BYTES_MAX: Final = 600
 """Limit on all folders of a row together. With a key and a prefix of `PREFIX_BYTES_MAX` an object's name stays below
 S3's 1,024 bytes."""
 PREFIX_BYTES_MAX: Final = 150
-_SHORT_BYTES: Final = 60
-"""Texts up to this length need no look at their escaped form, which is at most three times as long."""
 
 
 def parse_partition_by(partition_by: Sequence[str]) -> tuple[str, ...]:
@@ -101,7 +99,8 @@ def check_partition_values(table: pa.Table, partition_by: Sequence[str], sink_sc
     for name in partition_by:
         if _is_text(sink_schema.field(name).type):
             _refuse_texts(table, name, nullable=sink_schema.field(name).nullable)
-    if any(_longest(table.column(name)) > _SHORT_BYTES for name in partition_by):
+    folders_bytes_max = sum(_segment_bytes_max(table, name) + 1 for name in partition_by) - 1
+    if folders_bytes_max > FOLDERS_BYTES_MAX:
         folders = _rows_of(table, partition_by)
         bad = {row for folder, rows in folders.items() if len(folder.encode()) > FOLDERS_BYTES_MAX for row in rows}
         if bad:
@@ -116,7 +115,7 @@ def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
         nameless = pc.is_in(column, pa.array(["", NULL], column.type))
         why = f"{name!r} is empty or {NULL}, which readers of partitions take for null"
         reasons = dict.fromkeys(row_indices_where(nameless), why)
-    if _longest(column) > _SHORT_BYTES:
+    if _segment_bytes_max(table, name) > SEGMENT_BYTES_MAX:
         unique = [value for value in pc.unique(column).to_pylist() if value is not None]
         long = [value for value in unique if len(_segment(name, value).encode()) > SEGMENT_BYTES_MAX]
         if long:
@@ -126,11 +125,15 @@ def _refuse_texts(table: pa.Table, name: str, *, nullable: bool) -> None:
         raise refused_rows_error(dict(sorted(reasons.items())), table, name)
 
 
-def _longest(column: Any) -> int:
-    """Return the length in bytes of the longest text in a column; 0 if the column is not of text or is empty."""
-    if not _is_text(column.type) or not len(column):
-        return 0
-    return pc.max(pc.binary_length(column)).as_py() or 0
+def _segment_bytes_max(table: pa.Table, name: str) -> int:
+    """Return an upper bound of the bytes of `name=value`, without a look at each value: escapes at most treble a text.
+
+    Values of other types are shorter than the text for null.
+    """
+    column, longest = table.column(name), 0
+    if _is_text(column.type) and len(column):
+        longest = 3 * (pc.max(pc.binary_length(column)).as_py() or 0)
+    return len(f"{_escape(name)}=".encode()) + max(len(NULL), longest)
 
 
 def _is_text(kind: pa.DataType) -> bool:
