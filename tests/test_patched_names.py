@@ -1,4 +1,4 @@
-"""Names of ours in strings exist: those that tests patch, and those that programs import. No type checker sees them."""
+"""Names of ours that no type checker sees exist: those that tests patch or import, and those of programs in strings."""
 
 from __future__ import annotations
 
@@ -139,8 +139,20 @@ def test_a_name_that_is_gone_is_found_in_a_program() -> None:
     }
 
 
-def test_every_name_in_a_string_is_there() -> None:
-    """In tests, and in the programs beside them that plant faults."""
+def named_by_imports(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
+    """(line, dotted name) of each name of ours that a file imports, also in a function, or where no test run does."""
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("kohort") and not node.level:
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def test_name_that_is_gone_is_found_in_an_import() -> None:
+    text = "def later():\n    from kohort.ids import TopicPartition, Gone\n"
+    assert [is_there(name) for _, name in named_by_imports(nodes_of(text))] == [True, False]
+
+
+def test_every_name_in_a_string_or_an_import_is_there() -> None:
+    """In tests, and in the programs beside them that plant faults, measure or fuzz."""
     gone = []
     with warnings.catch_warnings(), not_collected():
         warnings.simplefilter("ignore")
@@ -150,6 +162,7 @@ def test_every_name_in_a_string_is_there() -> None:
                 if not MAY_NAME.search(text):
                     continue
                 nodes = nodes_of(text)
-                found = [*patched(nodes), *(() if file.name in MADE_UP else named_in_programs(nodes))]
+                found = [*patched(nodes), *named_by_imports(nodes)]
+                found += [] if file.name in MADE_UP else named_in_programs(nodes)
                 gone += [f"{file.relative_to(ROOT)}:{line}: {name}" for line, name in found if not is_there(name)]
     assert gone == []

@@ -22,7 +22,7 @@ from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
 from kohort.io.channel import token_proof
 from kohort.region.message_codec import encode
-from kohort.region.messages import Answer, Ask, Cut, Identity, Order, Report
+from kohort.region.messages import Answer, Ask, CheckpointAttempt, Identity, Order, Report
 from kohort.region.record_codec import key_of, value_of
 from kohort.region.records import (
     Birth,
@@ -150,7 +150,8 @@ def _value(kind: str) -> Any:
     """A value for a field that has no default."""
     span = OffsetSpan("g", "t", UUID(int=1), 0, 3, 10)
     plain: dict[str, Any] = {
-        "int": 3, "str": "a", "bytes": b"b", "bool": True, "float": 1.5, "UUID": UUID(int=5), "Cut": Cut(4, 1),
+        "int": 3, "str": "a", "bytes": b"b", "bool": True, "float": 1.5, "UUID": UUID(int=5),
+        "CheckpointAttempt": CheckpointAttempt(4, 1),
         "Identity": Identity("m", 2, None), "dict[str, int]": {"why": 2},
         "Contribution": Contribution("r", 4, 3, 5, "m", ("m",), "g", "id", 2, None, (span,), (), b"state"),
     }  # fmt: skip
