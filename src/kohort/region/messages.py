@@ -320,8 +320,7 @@ class Looked:
 
     Attributes:
         number: the number of the `AskStarts` request.
-        found: the start offsets. If the group begins to read a topic, the report has all partitions of the topic; a
-            member of an earlier release reports its own.
+        found: the start offsets.
         topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 
