@@ -21,7 +21,7 @@ PATCHES = ("setattr", "delattr", "patch.object", "patch", "_instead")
 
 
 MAY_NAME = re.compile(rf"(?:{'|'.join(map(re.escape, PATCHES))})\(|from kohort")
-"""What a file has in its text that patches by a name, or has a program."""
+"""Text in each file that patches by a name, has a program, or imports a name of ours."""
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from kohort.client.admin.values import NewTopic
 pytestmark = [pytest.mark.spark, LAST_RESORT]
 IN_PLACE = Path(__file__).parent / "in_place"
 PIPELINES = Path(pyspark.pipelines.__file__).with_name("cli.py")
-"""What `spark-pipelines` runs, after a JVM has read its arguments."""
+"""The program that `spark-pipelines` runs, after a JVM has read its arguments."""
 SPEC = "name: orders\nstorage: file://{}\nlibraries:\n  - glob:\n      include: definitions/**\n"
 
 

@@ -186,9 +186,10 @@ def records_after_adoption(
     before = LastCheckpoint(last.sequence, last.empties, last.made_as)
     bounds = id_bounds_of_sink(earlier_name, before, history.unpublished, history.shown)
     agrees, sequence = bounds.allows_id(shown_id), last.sequence
+    facts: list[Fact] = []
     if not agrees and shown_id > bounds.most:
         sequence = max(sequence, shown_id + (last.empties and earlier_name in history.unpublished))
-    facts: list[Fact] = [] if agrees or shown_id < bounds.least else [_unused_epoch(history.epoch, sink_name, now_ms)]
+        facts.append(_unused_epoch(history.epoch, sink_name, now_ms))
     for given in history.contributions:
         is_owed = given.sink in history.unpublished and (agrees or given.sink not in (earlier_name, sink_name))
         sink, letters = (sink_name if name == earlier_name else name for name in (given.sink, given.letters))

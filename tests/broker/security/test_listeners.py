@@ -343,7 +343,7 @@ def test_names_of_users_in_jaas_may_have_dots_and_dashes(tmp_path: Path) -> None
 
 
 def test_described_broker_has_the_given_settings_of_its_listeners_and_no_secret(tmp_path: Path) -> None:
-    """As librdkafka's test of another login asks for `connections.max.reauth.ms`."""
+    """A test of librdkafka reads `connections.max.reauth.ms` so, and skipped itself without it."""
     of_plain = "listener.name.inside.plain.sasl.jaas.config"
     given = {
         "listener.security.protocol.map": "INSIDE:SASL_PLAINTEXT,OUTSIDE:PLAINTEXT",
