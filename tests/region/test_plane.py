@@ -388,6 +388,41 @@ def test_partitions_that_are_added_to_a_topic_begin_at_their_beginning() -> None
     assert driven.last(1) == messages.Starts(3, 1, (at(P0, 70),), added=(P1,))
 
 
+def test_partitions_of_a_second_member_begin_where_the_first_looked_them_up() -> None:
+    """Before, partitions of a member that asked later counted as added: a group with start="end" read old records."""
+    driven = Driven(replace(KNOWN, initial=(), positions=()))
+    driven.join(1, "m1")
+    driven.join(2, "m2")
+    driven.say(1, messages.AskStarts(1, (P0,)))
+    driven.say(1, messages.Looked(1, (at(P0, 40), at(P1, 41))))
+    assert driven.facts[-2:] == [begun(P0, 40), begun(P1, 41)]
+    assert driven.last(1) == messages.Starts(3, 1, (at(P0, 40),))
+    assert driven.ask(2, P1) == (at(P1, 41),)
+
+
+def test_member_that_looks_up_late_moves_no_start_offset() -> None:
+    driven = Driven(replace(KNOWN, initial=(), positions=()))
+    driven.join(1, "m1")
+    driven.join(2, "m2")
+    driven.say(1, messages.AskStarts(1, (P0,)))
+    driven.say(2, messages.AskStarts(1, (P1,)))
+    driven.say(1, messages.Looked(1, (at(P0, 40), at(P1, 41))))
+    driven.say(2, messages.Looked(1, (at(P0, 50), at(P1, 51))))
+    assert driven.orders(2, messages.Starts) == [
+        messages.Starts(3, 1, (), first=(P1,)),
+        messages.Starts(3, 1, (at(P1, 41),)),
+    ]
+
+
+def test_start_offsets_of_topics_that_the_member_did_not_ask_for_are_ignored() -> None:
+    again, other = P1._replace(topic_id=UUID(int=10)), P1._replace(topic="u")
+    driven = Driven(replace(KNOWN, initial=(), positions=()))
+    driven.join(1, "m1")
+    driven.say(1, messages.AskStarts(1, (P0,)))
+    driven.say(1, messages.Looked(1, (at(P0, 40), at(again, 41), at(other, 42))))
+    assert driven.machine.plane.initial == {P0: at(P0, 40)}
+
+
 def test_topics_that_a_pattern_finds_later_begin_at_their_beginning() -> None:
     """The start position of what was there at first skipped what they had until somebody looked."""
     there, later = Part("etl", "there", 0, UUID(int=10)), Part("etl", "later", 0, UUID(int=11))

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -14,6 +15,8 @@ from kohort.broker import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.region.consuming.member_thread import RegionStoppedError
+from kohort.region.consuming.starts import StartKind, StartPosition, look_up
+from kohort.region.records import Part, part_of
 from kohort.region.region import Region
 from kohort.region.region_topic import TOPIC
 from tests.region.conftest import Collected, Worker, fill, make_topic
@@ -323,6 +326,20 @@ def test_topics_that_a_pattern_finds_later_are_read_from_their_beginning(
     fill(own_servers, f"{name}-b", range(50), 2)
     until(lambda: all_once(sink, range(50)), "the new topic is read whole, and of the other nothing that was there")
     worker.close()
+
+
+def test_start_offsets_of_all_partitions_of_a_topic_are_looked_up(own_servers: str, name: str) -> None:
+    """Partitions without a start offset count as added later, and begin at their earliest offset."""
+    make_topic(own_servers, name, 4)
+    fill(own_servers, name, range(400))
+    topic_id = UUID(int=7)
+    first = Part(name, name, 1, topic_id)
+    with Consumer(own_servers, group_id=name) as consumer:
+        found = look_up(consumer, StartPosition(StartKind.END), (first,), ())
+        assert [position.offset for position in found] == [100] * 4
+        assert [part_of(position) for position in found] == [first._replace(partition=number) for number in range(4)]
+        added = look_up(consumer, StartPosition(StartKind.END), (), (first,))
+        assert [(part_of(position), position.offset) for position in added] == [(first, 0)]
 
 
 @pytest.mark.parametrize(("start", "first"), [("beginning", 0), ("end", 400), ("committed", 120), ("time", 200)])

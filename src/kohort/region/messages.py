@@ -320,7 +320,8 @@ class Looked:
 
     Attributes:
         number: the number of the `AskStarts` request.
-        found: the start offsets.
+        found: the start offsets. If the group begins to read a topic, the report has all partitions of the topic; a
+            member of an earlier release reports its own.
         topics: the topics that the member's pattern matches now; empty: it reads topics by name.
     """
 

@@ -395,7 +395,9 @@ class Member:
                     if self.states is not None:
                         self.states.kept.begin(part_of(position), position.state)
             case member_events.LookUpStartOffsets(number, first, added):
-                found = [self.begin(part, 0 if part in added else None) for part in (*first, *added)]
+                topics = {part._replace(partition=0) for part in first}
+                whole = [part for part in self.world.ends if part._replace(partition=0) in topics]
+                found = [self.begin(part, 0 if part in added else None) for part in (*whole, *added)]
                 self.later(lambda: self.step(member_events.StartOffsetsFound(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
                 self.flow.discard_partitions(parts)

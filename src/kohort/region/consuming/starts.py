@@ -68,18 +68,22 @@ def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start
 def look_up(
     consumer: Consumer, start: StartPosition, at_start_position: tuple[Part, ...], at_earliest: tuple[Part, ...]
 ) -> tuple[Position, ...]:
-    """Look up the start offsets of partitions that the region has never read.
+    """Look up the start offsets of partitions that the region has never read, and of all others of their topics.
+
+    A partition without a start offset then counts as added later. Otherwise a second member's partitions would count so
+    if the first member's start offsets were saved before the second one asked.
 
     Args:
         consumer: asks the brokers.
         start: the region's start position.
-        at_start_position: partitions that begin there.
+        at_start_position: partitions that begin there, as do all partitions of their topics.
         at_earliest: partitions that count as created after their group began to read. They begin at their earliest
             offset.
 
     Raises:
         KafkaError: the offsets can't be looked up now.
     """
+    at_start_position = _with_all_of_their_topics(consumer, at_start_position)
     by_partition = {TopicPartition(part.topic, part.partition): part for part in (*at_start_position, *at_earliest)}
     wanted = [TopicPartition(part.topic, part.partition) for part in at_start_position]
     found = _find_offsets(consumer, start, wanted) if wanted else {}
@@ -91,6 +95,13 @@ def look_up(
         for at, part in by_partition.items()
         if at in found
     )
+
+
+def _with_all_of_their_topics(consumer: Consumer, parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """Return these partitions and all others that their topics have now."""
+    numbers = consumer.partitions_of({part.topic for part in parts}) if parts else {}
+    there = {part._replace(partition=number) for part in parts for number in numbers.get(part.topic, ())}
+    return tuple(sorted(there.union(parts)))
 
 
 def _find_offsets(

@@ -93,8 +93,9 @@ class StartOffsets:
     def _came_later(self, part: Part) -> bool:
         """Return whether a partition counts as created after its group began to read: it begins at its earliest offset.
 
-        That is so if the region has a start offset of another partition of the topic for this group. It is also so if
-        the group's pattern did not match the topic when the group began.
+        That is so if the region has a start offset of another partition of the topic for this group. The first report
+        of start offsets has all partitions that the topic had then. It is also so if the group's pattern did not match
+        the topic when the group began.
         """
         if any((before.group, before.topic) == (part.group, part.topic) for before in self.plane.initial):
             return True
@@ -103,7 +104,8 @@ class StartOffsets:
     def on_starts_looked_up(self, event: MessageReceived) -> None:
         """Write the start offsets that a member has looked up to the region's metadata topic.
 
-        The partitions are handed out only after that.
+        The report has also the other partitions of these topics, which other members will ask for. The partitions are
+        handed out only after the write.
         """
         plane = self.plane
         report, member = event.report, plane.member_on_connection(event.connection)
@@ -118,10 +120,11 @@ class StartOffsets:
         )
         if member is None or asked is None:
             return
+        topics = {(part.group, part.topic, part.topic_id) for part in asked.looking}
         found = [
             position
             for position in report.found
-            if part_of(position) in asked.looking and part_of(position) not in plane.begun
+            if (position.group, position.topic, position.topic_id) in topics and part_of(position) not in plane.begun
         ]
         plane.begun.update(map(part_of, found))
         facts: list[Fact] = [
