@@ -388,6 +388,26 @@ def test_partitions_that_are_added_to_a_topic_begin_at_their_beginning() -> None
     assert driven.last(1) == messages.Starts(3, 1, (at(P0, 70),), added=(P1,))
 
 
+def test_member_that_an_operator_stopped_leaves_after_a_reset() -> None:
+    """The reset abandoned the checkpoint with which it was to leave, and no other began without a period."""
+    driven = two()
+    driven.do(plane_events.MemberStopRequested("m1"))
+    assert driven.stands(RegionState.DRAINING)
+    driven.say(2, messages.AskReset("records can't be read"))
+    for connection in (1, 2):
+        driven.say(connection, messages.WasReset(driven.machine.plane.epoch))
+    assert driven.stands(RegionState.DRAINING)
+
+
+def test_member_that_an_operator_stopped_during_a_takeover_leaves() -> None:
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"})))
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
+    driven.do(plane_events.MemberStopRequested("m1"))
+    assert driven.stands(RegionState.FORMING)
+    driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
+    assert driven.stands(RegionState.DRAINING)
+
+
 def test_partitions_of_a_second_member_begin_where_the_first_looked_them_up() -> None:
     """Before, partitions of a member that asked later counted as added: a group with start="end" read old records."""
     driven = Driven(replace(KNOWN, initial=(), positions=()))

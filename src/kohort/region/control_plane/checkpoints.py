@@ -106,6 +106,12 @@ class Checkpoints:
         self.plane.wanted = True
         self.begin_checkpoint_if_ready()
 
+    def want_if_member_leaves(self) -> None:
+        """Request a checkpoint if a member waits for one to leave; begin a requested one if all are ready."""
+        plane = self.plane
+        plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
+        self.begin_checkpoint_if_ready()
+
     def begin_checkpoint_if_ready(self) -> None:
         """Begin the checkpoint that was requested, if every participant is connected and reading."""
         plane = self.plane
@@ -427,7 +433,6 @@ class Checkpoints:
             counts = plane.contributed_to_last_checkpoint(member.name, member.epoch)
             plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
         self._let_leave([name for name in ongoing.names if name not in ongoing.manifest.stay])
-        plane.wanted = plane.wanted or any(member.leaves and not member.left for member in plane.members.values())
         self._look_for_lone()
         plane.order_publications()
         if plane.pending is not None:
@@ -435,7 +440,7 @@ class Checkpoints:
             return
         self.schedule()
         self.starts.serve()
-        self.begin_checkpoint_if_ready()
+        self.want_if_member_leaves()
 
     def _log_completed(self, ongoing: OngoingCheckpoint) -> None:
         """Log a complete checkpoint; one without records only at debug level."""

@@ -116,7 +116,7 @@ class RegionMachine:
             case RegionRunning():
                 self.checkpoints.schedule()
                 self.starts.serve()
-                self.checkpoints.begin_checkpoint_if_ready()
+                self.checkpoints.want_if_member_leaves()
             case MembersChanged():
                 if self.state is RESETTING:
                     self.recovery.end_reset_if_complete()
