@@ -213,7 +213,8 @@ def test_sigterm_prints_the_offsets_of_streaming_queries_and_how_to_see_the_lag_
         assert job.returncode == -signal.SIGTERM
         assert committed() == [1]
         assert errors.count("kohort ran this job in place of") == 1
-        assert "streaming queries read 2 records\n" in errors, "the group's offset follows Spark's report of the batch"
+        # the group's offset follows Spark's report of a batch; a query without a group may be ahead of its report
+        assert re.search("streaming queries read [12] records\n", errors)
         assert "group etl: orders-0 at 1" in errors
         assert "streaming queries without a group.id commit nothing" in errors
         (command,) = re.findall("to see their lag: (.+)", errors)
