@@ -65,10 +65,13 @@ def fresh(what: str) -> str:
 
 @asynccontextmanager
 async def topic_at(servers: str) -> AsyncIterator[tuple[AsyncAdmin, str]]:
-    """A topic with two partitions."""
+    """A topic with two partitions that the group coordinators know; Kafka's learn of it a moment after its creation."""
     topic = fresh("moved")
     async with AsyncAdmin(servers) as admin:
         (await admin.create_topics([NewTopic(topic, 2)])).all()
+        async with asyncio.timeout(WAIT_S):
+            while (await admin.alter_consumer_group_offsets(fresh("first"), {TopicPartition(topic, 1): 0})).errors:
+                await asyncio.sleep(0.02)
         yield admin, topic
 
 
