@@ -28,7 +28,7 @@ from kohort.region.staged import StagedKey
 from tests.region import folder_runs
 from tests.region.place_runs import Trials
 from tests.region.places import REGION, SCHEMA, Calls, ObjectsPlace, ParquetPlace, Row, same, table
-from tests.region.volume import Volume
+from tests.region.volume import LosesAll, Volume
 from tests.support.long_runs import IS_LONG
 
 Patch = pytest.MonkeyPatch
@@ -496,6 +496,22 @@ def power_lost() -> None:
 
 def test_power_lost() -> None:
     power_lost()
+
+
+def test_merged_files_survive_a_power_loss_in_folders_that_another_compactor_made() -> None:
+    """That one died before it had synced their names."""
+    volume = Volume()
+    _, calls = folder_runs.process(volume)
+    for folder in ("/out", "/out/_region"):
+        compaction_files.make_folder(calls, folder)
+    for folder in ("/out/_compacted", "/out/_compacted/a=1"):
+        calls.mkdir(folder)
+    generations, path = FolderGenerations(calls, "/out", REGION), "_compacted/a=1/b=2/x.parquet"
+    size = generations.write_merged_file(path, lambda output: output.write(b"rows") and None)
+    files = {path: compaction.ParquetFileEntry(size, 1, 2)}
+    assert generations.create_generation(Generation(1, REGION, 1, 2, files, {}, ""))
+    volume.lose_power(LosesAll())
+    assert list(generations.newest().files) == [path] and generations.read_content(path) == b"rows"
 
 
 def test_power_loss_kills_a_compaction_that_syncs_no_names(monkeypatch: Patch) -> None:

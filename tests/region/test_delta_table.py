@@ -17,11 +17,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
+from kohort.region.files import make_folder, read_file
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_stored_schema, rows_by_partition, statistics
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.staged import StagedKey
+from tests.region.volume import Calls, LosesAll, Volume
 
 REGION = UUID(int=1)
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("name", pa.string())])
@@ -438,6 +440,20 @@ def test_a_log_that_can_t_be_read(tmp_path: Path) -> None:
     Path(sink._own, "region.json").write_bytes(b"{")
     with pytest.raises(CorruptDataError, match=r"region\.json"):
         made(Path(sink.path))
+
+
+def test_staged_rows_survive_a_power_loss_in_a_folder_that_another_process_made() -> None:
+    """That one died before it had synced the folder's name."""
+    volume = Volume()
+    calls = Calls(volume)
+    make_folder(calls, "/t")
+    calls.mkdir("/t/_kohort")
+    sink = DeltaTable("/t").bind("flights", REGION)
+    sink._files = calls
+    sink._keep_claim(None)
+    sink._write_piece("piece", b"rows")
+    volume.lose_power(LosesAll())
+    assert read_file(calls, f"{sink._staging}/piece") == b"rows"
 
 
 def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:

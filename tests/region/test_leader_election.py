@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from kohort.errors import InvalidInputError
 from kohort.region import leader_election
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import ControlPlaneAddress, LeaderElection, NoControlPlaneError
@@ -55,3 +56,12 @@ def test_an_elected_leader_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
         LeaderElection(place, RegionConfig()).serve()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
     assert all(other - earlier >= leader_election.ELECTION_DELAY_S[0] for earlier, other in pairwise(place.tried))
+
+
+def test_serve_after_close_begins_no_term() -> None:
+    place = Contested([100.0])
+    election = LeaderElection(place, RegionConfig())
+    election.close()
+    with pytest.raises(InvalidInputError, match="closed"):
+        election.serve()
+    assert place.tried == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import random
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, SqlTable
 from kohort.region.files import local_path, make_folder
 from kohort.spark.region.folders import check_place
-from tests.region.volume import Calls, Volume
+from tests.region.volume import Calls, LosesAll, Volume
 
 
 @pytest.mark.parametrize(
@@ -85,10 +84,3 @@ def test_folder_whose_name_could_not_be_synced_survives_a_power_loss_when_it_is_
     make_folder(calls, "/data/out/parts")
     volume.lose_power(LosesAll())
     assert calls.listdir("/data/out") == ["parts"]
-
-
-class LosesAll(random.Random):
-    """Chance by which a power loss leaves nothing that was not synced."""
-
-    def choice(self, seq: Any) -> Any:
-        return seq[0]

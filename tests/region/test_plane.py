@@ -27,6 +27,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Stopped,
+    StoppedMembers,
     part_of,
 )
 from kohort.region.staged import StagedKey
@@ -302,6 +303,60 @@ def test_a_member_that_returns_with_what_it_holds_continues() -> None:
     assert driven.stands(RegionState.RUNNING)
     assert driven.orders(1, messages.Welcome) == [messages.Welcome(3, 5, 7, ("m1",), moves_state=True)]
     assert not any(isinstance(fact, Epoch) for fact in driven.facts)
+
+
+def stopped_members(driven: Driven) -> dict[str, UUID]:
+    """Return the members that an operator has stopped, as the topic has them."""
+    return [fact for fact in driven.facts if isinstance(fact, StoppedMembers)][-1].members
+
+
+def test_stop_of_a_member_survives_a_takeover() -> None:
+    before = two()
+    before.saves = False
+    before.do(plane_events.MemberStopRequested("m1"))
+    [unsaved] = [member.name for member in before.machine.plane.describe_region().members if member.stop_unsaved]
+    assert unsaved == "m1"
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1", "m2"}), stopped_members=stopped_members(before)))
+    driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
+    driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
+    assert driven.stands(RegionState.DRAINING)
+    cut = driven.orders(1, messages.Drain)[-1].cut
+    for connection in (1, 2):
+        driven.say(connection, messages.Drained(cut))
+    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80), keys=(), sink="s")))
+    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 72), keys=(), sink="s")))
+    [commit] = driven.commits
+    assert commit.manifest.stay == ("m2",)
+    driven.do(plane_events.CommitEnded(cut))
+    assert driven.orders(1, messages.Stop)[-1].cause == "the member was stopped"
+
+
+def test_stop_of_a_member_is_for_that_member_alone() -> None:
+    """A supervisor starts another member under its name."""
+    told = {"m1": UUID(int=1)}
+    driven = Driven(replace(KNOWN, expected=frozenset({"m1"}), stopped_members=told))
+    driven.join(7, "m1")
+    assert driven.ask(7, P0) == (at(P0, 70),)
+    assert driven.stands(RegionState.RUNNING) and not driven.orders(7, messages.Stop)
+    driven.do(plane_events.MemberStopRequested("m1"))
+    assert stopped_members(driven) == {"m1": UUID(int=7)}
+    assert not any(member.stop_unsaved for member in driven.machine.plane.describe_region().members)
+
+
+def test_stop_of_a_member_is_kept_until_it_registers() -> None:
+    driven = Driven(
+        replace(KNOWN, expected=frozenset({"m1", "m2"}), stopped_members={"m1": UUID(int=1), "m": UUID(int=3)})
+    )
+    driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
+    driven.do(plane_events.MemberStopRequested("m2"))
+    assert stopped_members(driven) == {"m1": UUID(int=1), "m2": UUID(int=2)}
+
+
+def test_stopped_member_that_holds_nothing_leaves_when_it_registers() -> None:
+    driven = Driven(replace(KNOWN, stopped_members={"m1": UUID(int=1)}))
+    driven.join(2, "m2")
+    driven.join(1, "m1")
+    assert driven.orders(1, messages.Stop) and list(driven.machine.plane.members) == ["m2"]
 
 
 def test_a_new_control_plane_gives_nothing_out_before_all_are_there() -> None:

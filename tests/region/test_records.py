@@ -24,6 +24,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Stopped,
+    StoppedMembers,
     Term,
 )
 from kohort.region.staged import StagedKey
@@ -47,6 +48,7 @@ FACTS: list[Fact] = [
     GIVEN,
     CLOSED,
     Stopped("r", "why", "m", "mend it", 7),
+    StoppedMembers("r", {"m/ü": REGION_ID, "n": T}, 7),
     Shown("r", "parquet:/out", 4, 7, True),
     Began("r", "etl", ("t", "u")),
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 
 from kohort import Admin, Broker, Consumer, TopicPartition
@@ -179,6 +181,40 @@ def test_another_application_takes_over_when_the_control_plane_is_gone(
     seen = other.describe()
     assert seen.term == 2 and seen.resets == {}, "who holds what it held goes on without a reset"
     worker.close()
+
+
+class Slow(Worker):
+    """A member that is in its first table until it may finish that."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        self.begun, self.may_finish = threading.Event(), threading.Event()
+        super().__init__(*given, **options)
+
+    def rows_of(self, table: pa.Table) -> pa.Table:
+        self.begun.set()
+        assert self.may_finish.wait(60)
+        return super().rows_of(table)
+
+
+def test_stopped_member_leaves_under_another_control_plane(own_servers: str, name: str, regions: list[Region]) -> None:
+    make_topic(own_servers, name)
+    fill(own_servers, name, range(100))
+    sink = Collected()
+    serving, other = (Region(name, own_servers, **FAST) for _ in range(2))
+    regions += [serving, other]
+    serving.serve()
+    worker = Slow(other, "m1", sink, name)
+    assert worker.begun.wait(60)
+    serving.stop_member("m1")
+    serving._election.close()
+    worker.may_finish.set()
+    until(lambda: worker.error is not None, "it leaves")
+    assert isinstance(worker.error, RegionStoppedError) and "the member was stopped" in str(worker.error)
+    assert other.describe().term == 2 and all_once(sink, range(100))
+    again = Worker(other, "m1", sink, name)
+    fill(own_servers, name, range(100, 200))
+    until(lambda: all_once(sink, range(200)), "another of its name stays")
+    again.close()
 
 
 def test_a_rebalance_during_a_drain_is_waited_for(
@@ -536,6 +572,9 @@ def test_an_offset_that_the_log_has_no_more_stops_the_region(
     assert isinstance(worker.error, RegionStoppedError) and "records are lost" in str(worker.error)
     again = Worker(region, "m1", sink, name, fail_on_data_loss=False)
     until(lambda: again.error is not None, "it is told that the region has stopped")
+    for request in (region.checkpoint, region.reset):
+        with pytest.raises(InvalidInputError, match="has stopped.*records are lost.*kohort region resume"):
+            request()
     region.resume()
     third = Worker(region, "m1", sink, name, fail_on_data_loss=False)
     until(lambda: third.consumer._flow.submitted == 350, "the others are read")

@@ -36,6 +36,24 @@ def test_machine_has_one_key_that_is_the_users_alone(state: Path) -> None:
     assert region_key().secret.decode() not in f"{region_key()!r}"
 
 
+def test_machines_key_survives_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The brokers have records that only this key verifies."""
+    real = os.fsync
+    synced: list[int] = []
+
+    def fsync(fd: int) -> None:
+        real(fd)
+        synced.append(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "new" / "state"))
+    region_key()
+    folder = tmp_path / "new" / "state" / "kohort"
+    [key] = folder.iterdir()
+    assert synced == [path.stat().st_ino for path in (tmp_path, folder.parent.parent, folder.parent, key, folder)]
+
+
 def test_operators_key_comes_first(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, "e" * 40)
     assert region_key().secret == b"e" * 40 and region_key(LONG).secret == LONG.encode()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID, uuid4
@@ -23,6 +24,7 @@ from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Epoch, Initial, Manifest, OffsetSpan, Part, Position, Shown, Stopped
+from kohort.region.region_key import random_key
 from kohort.region.region_log import RegionLogView, RegionLogWriter
 from kohort.region.region_topic import TOPIC, client_id_of, is_member_client_id, partition_of, transactional_id_of
 from kohort.region.server import TermOverError, UnknownOutcomeError
@@ -195,6 +197,46 @@ def test_who_was_replaced_can_write_nothing(
         first.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
     assert home.saved().sequence == 0 and home.saved().epoch is None
     assert committed(servers, name) == {None}
+
+
+def test_a_closed_writer_fences_no_successor(home: RegionLogView, name: str, closing: Closing) -> None:
+    """The writes of a control plane run on another thread, and may need a new producer when it has closed."""
+    first, _ = begin(home, closing)
+    first._drop_producer()  # as after an unknown outcome
+    first.close()
+    second, _ = begin(home, closing)
+    writes: list[Callable[[], object]] = [
+        lambda: first.save([Epoch(name, 1, 1, 1, 0, "why", 7)]),
+        first.settle,
+        lambda: first.outsiders(name, (), frozenset()),
+    ]
+    for write in writes:
+        with pytest.raises(TermOverError):
+            write()
+    second.save([Epoch(name, 2, 2, 1, 0, "why", 7)])
+    assert home.saved().epoch == Epoch(name, 2, 2, 1, 0, "why", 7)
+
+
+def test_close_ends_the_initialisation_of_a_producer(name: str, closing: Closing) -> None:
+    """A cluster that does not answer now may answer later, when another control plane has begun."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        writer = closing.add(RegionLogWriter(name, address, {}, 1, random_key()))
+        errors: list[BaseException] = []
+
+        def write() -> None:
+            try:
+                writer.settle()
+            except BaseException as error:  # noqa: BLE001 - the test looks at it
+                errors.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        silent.accept()[0].close()  # it is connecting, and connects again
+        writer.close()
+        thread.join(30)  # less than `max_block_ms`
+        assert not thread.is_alive()
+    assert [type(error) for error in errors] == [TermOverError]
 
 
 def test_who_was_replaced_and_has_nothing_to_write_ends(

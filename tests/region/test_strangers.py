@@ -352,6 +352,27 @@ def test_delete_after_the_key_was_lost_frees_the_groups(own_servers: str, name: 
             home.close()
 
 
+def test_claims_count_after_the_key_was_replaced(own_servers: str, name: str) -> None:
+    """A region that claimed the group later, and ended before it took that back, had the group for the new key."""
+    before = RegionLogView(name, own_servers, {})
+    after = RegionLogView(name, own_servers, {}, region_key(OTHER_KEY))
+    other = RegionLogView(f"{name}.other", own_servers, {})
+    try:
+        log, _ = before.take_over("127.0.0.1", 1)
+        log.close()
+        before.claim("g-" + name)
+        late = Claim("g-" + name, f"{name}.other", "", 0)
+        other._put_claims([(key_of(late), value_of(late))])
+        after.reseal()
+        after.check_group("g-" + name)
+        after.claim("g-" + name)
+        with pytest.raises(InvalidInputError, match=f"belongs to region {name!r}"):
+            other.claim("g-" + name)
+    finally:
+        for home in (before, after, other):
+            home.close()
+
+
 def test_member_says_nothing_of_a_port_that_another_program_has_now(
     own_servers: str, name: str, regions: list[Region], monkeypatch: pytest.MonkeyPatch
 ) -> None:

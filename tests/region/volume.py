@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 
 class Died(BaseException):
@@ -21,6 +22,13 @@ class Node:
     data: bytearray = field(default_factory=bytearray)
     durable: dict[str, Node] = field(default_factory=dict)
     synced: bytes = b""
+
+
+class LosesAll(random.Random):
+    """Chance by which a power loss leaves nothing that was not synced."""
+
+    def choice(self, seq: Any) -> Any:
+        return seq[0]
 
 
 Change = list[tuple[Node, str, Node | None]]

@@ -190,6 +190,9 @@ def reset(
 def stop_member(name: str, member: str, *, execute: bool = False, common: Common = _COMMON) -> int:
     """Make a member leave with the next complete sequence.
 
+    When the command succeeds, the region's topic records it, and a later control plane knows of it. A member that is
+    started under that name again stays.
+
     Args:
         name: the region's name.
         member: the member's name.

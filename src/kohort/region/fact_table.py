@@ -7,8 +7,9 @@ A record is valid only if all of this is true:
 3. Its producer is the current one. After a `Term` only its author's records count, in epochs that never fall; another
    author begins with a later `Term`, or repeats the last one.
 
-Everything else is a stranger's record. Another region's claim of a group is the exception: its key may be unknown
-here. Such a claim counts if a transaction holds it, since two regions must never share a group.
+Everything else is a stranger's record. A claim of a group is the exception, because two regions must never share a
+group. It counts whichever key sealed it, if a transaction holds it. Another region's key may be unknown here, and this
+region's may have been replaced since (`reseal`). All regions thus agree on the first claim of a group.
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ class FactTable:
         assert record.key is not None
         if record.seal and self._key.verifies_seal(region, record.author, record.key, record.value, record.seal):
             return "" if is_claim else self._not_of_the_author(record, region)
-        if is_claim and region != self._region and record.seal and not self._key.seal_names_this_key(record.seal):
+        is_release_of_ours = record.value is None and region == self._region
+        of_other_key = record.seal and not self._key.seal_names_this_key(record.seal)
+        if is_claim and of_other_key and not is_release_of_ours:
             return ""
         if not record.seal:
             why = "has no seal: a stranger wrote it, or an earlier release"

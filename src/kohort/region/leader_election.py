@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kohort.errors import KafkaError
+from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.backoff import exponential_backoff
 from kohort.io.chance import CHANCE
 from kohort.io.channel import Link, authenticate_listener
@@ -192,9 +192,12 @@ class LeaderElection:
 
         Raises:
             TermOverError: another application won each time.
+            InvalidInputError: `close` was called: nobody would end that term.
             KafkaError: the region's metadata topic can't be read or written.
         """
         with self._lock:
+            if self._closed:
+                raise InvalidInputError("the region was closed here: make another Region to serve it")
             for losses in range(1, LOSSES_MAX + 1):
                 try:
                     self._take_over()

@@ -486,6 +486,7 @@ class MemberStatus:
         registered: whether the member has registered; False: it is connected, and waits for its sink to answer.
         letters: the name of its dead-letter sink; empty: none.
         dead_letters: the number of its dead letters in complete checkpoints, since the control plane's term began.
+        stop_unsaved: an operator has told it to leave, and the topic does not record that yet.
     """
 
     name: str
@@ -499,6 +500,7 @@ class MemberStatus:
     registered: bool = True
     letters: str = ""
     dead_letters: int = 0
+    stop_unsaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Stopped,
+    StoppedMembers,
     Term,
 )
 from kohort.region.staged import StagedKey
@@ -42,7 +43,7 @@ Located = TypeVar("Located", Position, OffsetSpan)
 
 _KINDS: dict[str, type[Fact]] = {
     kind.__name__.lower(): kind
-    for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, Shown)
+    for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, StoppedMembers, Shown)
 }
 
 

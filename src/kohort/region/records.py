@@ -301,6 +301,19 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
+class StoppedMembers:
+    """A record of the members that an operator has stopped; the next control plane lets them leave too.
+
+    Attributes:
+        members: their names, each with its incarnation. Another member that starts under that name may stay.
+    """
+
+    region: str
+    members: dict[str, UUID]
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
     """A record that a checkpoint is published to a sink; the newest one of each sink is valid.
 
@@ -320,4 +333,4 @@ class Shown:
     empty: bool = False
 
 
-Fact = Claim | Birth | Term | Epoch | Initial | Began | Contribution | Manifest | Stopped | Shown
+Fact = Claim | Birth | Term | Epoch | Initial | Began | Contribution | Manifest | Stopped | StoppedMembers | Shown

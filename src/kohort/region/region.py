@@ -370,9 +370,21 @@ class Region(ClosedOnExit):
         return self.describe().published
 
     def checkpoint(self) -> None:
-        """Request a checkpoint of all members, and return without waiting for it."""
+        """Request a checkpoint of all members, and return without waiting for it.
+
+        Raises:
+            InvalidInputError: the region has stopped.
+        """
         with self._call("checkpoint"):
-            self._ask(messages.AskCheckpoint())
+            self._refuse_if_stopped(self._ask(messages.AskCheckpoint()))
+
+    def _refuse_if_stopped(self, seen: messages.RegionSeen) -> None:
+        """Raise an error if the region has stopped: it ignores requests for its members, of which it has none."""
+        if seen.stopped:
+            raise InvalidInputError(
+                f"region {self.name} has stopped ({seen.stopped}): mend that, then `kohort region resume {self.name} "
+                "--execute`"
+            )
 
     def reset(
         self, cause: str = "a person asked for it", *, to_initial: bool = False, empty_sinks: bool = False
@@ -385,15 +397,17 @@ class Region(ClosedOnExit):
             empty_sinks: remove published rows from the sinks, so that no row is there twice.
 
         Raises:
-            InvalidInputError: checkpoints were published, and `empty_sinks` is not set; or no member is registered that
-                would empty them. The control plane checks itself that the request names every sink that it empties.
+            InvalidInputError: the region has stopped; or checkpoints were published, and `empty_sinks` is not set; or
+                no member is registered that would empty them. The control plane checks itself that the request names
+                every sink that it empties.
         """
         with self._call("reset"):
             self._reset(cause, to_initial=to_initial, empty_sinks=empty_sinks)
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
         confirms = None
-        if to_initial and (seen := self._ask(messages.Describe())).sequence > 0:
+        self._refuse_if_stopped(seen := self._ask(messages.Describe()))
+        if to_initial and seen.sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
                     f"region {self.name} has published sequences, and all of their rows come again from there: "
@@ -406,12 +420,30 @@ class Region(ClosedOnExit):
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
             confirms = messages.Emptying(seen.region_id, tuple(sink.place for sink in seen.sinks))
-        self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms))
+        self._refuse_if_stopped(self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms)))
 
     def stop_member(self, name: str) -> None:
-        """Request that a member leaves with the next complete checkpoint, and return without waiting for that."""
+        """Request that a member leaves with the next complete checkpoint, and return without waiting for that.
+
+        Wait until the region's metadata topic records the request, so that a later control plane knows of it. It is for
+        this member, and not for another that starts under its name. A name that no member has is ignored.
+
+        Raises:
+            TimedOutError: the topic does not record it within 10 s, or the control plane was replaced: repeat the call.
+        """
         with self._call("stop_member"):
-            self._ask(messages.StopMember(name))
+            self._stop_member(name)
+
+    def _stop_member(self, name: str) -> None:
+        asked = seen = self._ask(messages.StopMember(name))
+        until_s = time.monotonic() + ANSWER_S
+        while any(member.name == name and member.stop_unsaved for member in seen.members):
+            if time.monotonic() > until_s:
+                raise TimedOutError(f"the topic does not record that {name} is to leave region {self.name}: try again")
+            time.sleep(0.05)
+            seen = self._ask(messages.Describe())
+            if seen.term != asked.term:
+                raise TimedOutError(f"region {self.name} has another control plane now: tell {name} again to leave")
 
     def resume(self) -> None:
         """Resume a stopped region whose problem is repaired, and wait until the region's metadata topic records it.

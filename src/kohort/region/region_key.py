@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from kohort.errors import InvalidInputError
+from kohort.region.files import SYSTEM, make_folder, sync_folder
 
 KEY_VARIABLE: Final = "KOHORT_REGION_KEY"
 KEY_CHARACTERS_MIN: Final = 32
@@ -142,8 +143,11 @@ def _machine_key(folder: Path) -> RegionKey:
     path = folder / FILE
     try:
         if not path.is_symlink() and not path.exists():
-            folder.mkdir(0o700, parents=True, exist_ok=True)
+            make_folder(SYSTEM, str(folder.parent))
+            folder.mkdir(0o700, exist_ok=True)
+            sync_folder(SYSTEM, str(folder.parent))
             _create(path)
+            sync_folder(SYSTEM, str(folder))  # the brokers keep what it seals, also when this machine loses power
         return RegionKey(_read_private(path), str(path))
     except OSError as error:
         raise InvalidInputError(

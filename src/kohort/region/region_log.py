@@ -310,7 +310,8 @@ class RegionLogView:
     def reseal(self) -> int:
         """Seal the region's records again with this process's key, after accepting those that another key has sealed.
 
-        An operator calls this after the region's key was lost or replaced. No process may serve the region.
+        An operator calls this after the region's key was lost or replaced. No process may serve the region. Its claims
+        of groups are left as they are: they count whichever key sealed them.
 
         Returns:
             The number of records that were written again.
@@ -386,7 +387,8 @@ def regions(
 class RegionLogWriter:
     """The transactional producer by which a control plane writes the region's records to `__kohort_regions`.
 
-    One thread uses it at a time. Only `outsiders` and `raise_if_term_over` may be called by another thread meanwhile.
+    One thread uses it at a time. Only `outsiders`, `raise_if_term_over` and `close` may be called by another thread
+    meanwhile. After `close` no producer is initialised any more: it would fence the control plane that came after.
     """
 
     def __init__(
@@ -413,6 +415,8 @@ class RegionLogWriter:
         self._reader = self._new_reader()
         if table is not None:
             self._reader.table = table
+        self._lock = threading.Lock()  # of `_closed`, `_producer` and `_admin`, which `close` takes from another thread
+        self._closed = False
         self._stated: Term | None = None  # the newest term, and the producer that the topic knows by it
         self._stated_by = self._sent_by = -1
         self._admin: Admin | None = None
@@ -466,13 +470,15 @@ class RegionLogWriter:
     def _settled(self) -> SavedFacts:
         """Fence earlier producers, so that no transaction is pending any more; then return the current records."""
         self._drop_producer()
-        producer = self._new_producer()
+        with self._lock:
+            self._raise_if_closed()
+            producer = self._producer = self._new_producer()  # `close` must find it while it is initialised
         try:
             producer.init_transactions()
         except BaseException:
-            producer.close(timeout_ms=0)
+            self._drop_producer()
+            self._raise_if_closed()
             raise
-        self._producer = producer
         saved = self._followed()
         self._stated, self._stated_by = saved.term, self._reader.table.valid_producer_id(self._region)
         self._members = {sequence: manifest.members for sequence, manifest in saved.manifests.items()}
@@ -509,9 +515,14 @@ class RegionLogWriter:
         self._followed()
 
     def _drop_producer(self) -> None:
-        producer, self._producer = self._producer, None
+        with self._lock:
+            producer, self._producer = self._producer, None
         if producer is not None:
             producer.close(timeout_ms=0)
+
+    def _raise_if_closed(self) -> None:
+        if self._closed:
+            raise TermOverError("the control plane was closed")
 
     # -- writing
 
@@ -610,7 +621,8 @@ class RegionLogWriter:
         if self._producer is None:
             self._settled()
         producer = self._producer
-        assert producer is not None
+        if producer is None:  # `close` took it
+            raise TermOverError("the control plane was closed")
         try:
             producer.begin_transaction()
             self._sent.clear()
@@ -626,6 +638,7 @@ class RegionLogWriter:
             raise
         except KafkaError as error:
             self._abort(producer)
+            self._raise_if_closed()
             raise _over(error) from error
         self._abort(producer)
         return told
@@ -719,9 +732,10 @@ class RegionLogWriter:
             The foreign members with these partitions. None: the group is not stable (it rebalances or has no member),
                 so that owners can't be told.
         """
-        if self._admin is None:
-            self._admin = Admin(self._servers, **self._settings)
-        found = self._admin.describe_consumer_groups([group]).result(group)
+        with self._lock:
+            self._raise_if_closed()
+            admin = self._admin = self._admin or Admin(self._servers, **self._settings)
+        found = admin.describe_consumer_groups([group]).result(group)
         if found.state.lower() != "stable":
             return None
         wanted = {TopicPartition(part.topic, part.partition): part for part in parts}
@@ -733,7 +747,12 @@ class RegionLogWriter:
         return tuple(seen)
 
     def close(self) -> None:
-        """Close all connections. An open transaction is not aborted; the broker does so after its timeout."""
+        """Close all connections; a write on another thread fails. The broker aborts an open transaction by its timeout.
+
+        Any thread may call this.
+        """
+        with self._lock:
+            self._closed = True
         with contextlib.suppress(KafkaError):
             self._drop_producer()
         self._reader.close()

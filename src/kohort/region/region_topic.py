@@ -39,6 +39,7 @@ from kohort.region.records import (
     Position,
     Shown,
     Stopped,
+    StoppedMembers,
     Term,
     groups_reserved_by_states,
     part_of,
@@ -160,6 +161,7 @@ class SavedFacts:
         term: the newest control plane's term and address.
         epoch: the epoch of the members, which grows with each start and reset.
         stopped: the last stop for an operator, or with an empty cause the last resume; None: neither has happened.
+        stopped_members: the incarnations of members that an operator has stopped, by name.
         initial: the offset at which the region began to read each partition.
         began: for each group, the topics that its pattern matched when it began.
         manifests: the manifests of the last complete checkpoints, by sequence.
@@ -172,6 +174,7 @@ class SavedFacts:
     term: Term | None = None
     epoch: Epoch | None = None
     stopped: Stopped | None = None
+    stopped_members: dict[str, UUID] = field(default_factory=dict)
     initial: dict[Part, Initial] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
@@ -211,6 +214,8 @@ class SavedFacts:
                 self.epoch = fact
             case Stopped():
                 self.stopped = fact
+            case StoppedMembers():
+                self.stopped_members = fact.members
             case Initial():
                 self.initial[part_of(fact)] = fact
             case Began():
@@ -294,6 +299,7 @@ class SavedFacts:
             empties=last is not None and last.empties,
             made_as=0 if last is None else last.made_as,
             stopped="" if self.stopped is None else self.stopped.cause,
+            stopped_members=dict(self.stopped_members),
             shown=dict(self.shown),
             began=dict(self.began),
         )

@@ -19,11 +19,12 @@ from unittest import mock
 from uuid import UUID
 
 import pytest
-from tests.region.volume import Calls, Node, Volume
+from tests.region.volume import Calls, LosesAll, Node, Volume
 from tests.spark.region.disks import NEW, OLD, deaths, disk_with, files_at, node_at
 from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import CorruptDataError, InvalidInputError
+from kohort.region.files import make_folder
 from kohort.spark.region import folders
 from kohort.spark.region.checkpoint_files import Operator, Store
 from kohort.spark.region.folders import (
@@ -333,6 +334,17 @@ def _every_death(disk: Volume) -> int:
 
 def test_every_death_leaves_the_folder_whole_or_absent(disk: Volume) -> None:
     assert _every_death(disk) > 200
+
+
+def test_checkpoint_survives_a_power_loss_in_a_folder_that_another_process_made() -> None:
+    """That one died before it had synced the folder's name."""
+    volume = Volume()
+    calls = Calls(volume)
+    make_folder(calls, "/checkpoints")
+    calls.mkdir("/checkpoints/q")
+    clone_checkpoint("/checkpoints/q/e0", "/checkpoints/q/e1", None, query_id=UUID(int=1), files=calls)
+    volume.lose_power(LosesAll())
+    assert calls.listdir("/checkpoints/q") == ["e1"]
 
 
 def _last_comes_first(files: Any, path: str) -> None:

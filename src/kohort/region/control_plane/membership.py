@@ -51,7 +51,7 @@ from kohort.region.messages import (
     Register,
     Stop,
 )
-from kohort.region.records import Epoch, Part, part_of
+from kohort.region.records import Epoch, Part, StoppedMembers, part_of
 from kohort.region.states import RegionState
 
 _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
@@ -95,6 +95,8 @@ class RegionMembers:
             self._take_on(member, report)
         for sibling in plane.query_members(member):
             member.leaves, member.stop = member.leaves or sibling.leaves, member.stop or sibling.stop
+        if plane.is_stop_saved(member):
+            self._mark_stopped(member)
         plane.await_query_members(member)
         plane.expected.pop(member.name, None)
         plane.send_to_all(Members(plane.term, plane.names()))
@@ -108,6 +110,8 @@ class RegionMembers:
                 self.starts.serve()
                 plane.request(CheckpointMayBegin())
         plane.order_publications()
+        if plane.is_stop_saved(member) and plane.members.get(member.name) is member:
+            self._release_member(member)
 
     def _is_of_another_history(self, report: Register) -> bool:
         """Stop the region if a sink of the member disagrees with the region's metadata topic; return whether one does.
@@ -372,9 +376,25 @@ class RegionMembers:
         if member is None:
             plane.log(LogLevel.WARNING, f"region {plane.region}: there is no member {event.name!r} to stop")
             return
-        for sibling in plane.query_members(member):
-            sibling.stop = True
+        self._mark_stopped(member)
         self._release_member(member)
+        if plane.members.get(member.name) is member:
+            self._save_stops()
+
+    def _mark_stopped(self, member: RegisteredMember) -> None:
+        for sibling in self.plane.query_members(member):
+            sibling.leaves = sibling.stop = True
+
+    def _save_stops(self) -> None:
+        """Record which members an operator has stopped, so that they also leave a later control plane."""
+        plane = self.plane
+        stopped = {name: incarnation for name, incarnation in plane.stopped_members.items() if name in plane.expected}
+        stopped |= {member.name: member.incarnation for member in plane.members.values() if member.stop}
+
+        def continue_after_save() -> None:
+            plane.stopped_members = stopped
+
+        plane.save([StoppedMembers(plane.region, stopped, plane.now_ms)], continue_after_save)
 
     def _release_member(self, member: RegisteredMember) -> None:
         plane = self.plane
@@ -514,7 +534,7 @@ TABLE: Final[Table] = {
         COMMITTING: row("the member takes part in the next checkpoint; an earlier member of its name is fenced",
                          RegionMembers.register,
                          *RESETS_OR_STOPS),
-        RESETTING: row("the member gets the epoch of the reset", RegionMembers.register, RUNNING, STOPPED),
+        RESETTING: row("the member gets the epoch of the reset", RegionMembers.register, RUNNING, DRAINING, STOPPED),
         STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
     Leave: {

@@ -222,6 +222,7 @@ class RegionFacts:
         processes: the processes of the contributors to the last checkpoint, if known.
         shown: the last checkpoint that each sink is known to show.
         began: for each group, the topics that its pattern matched when it began.
+        stopped_members: members that an operator has stopped, each with its incarnation.
     """
 
     region: str
@@ -246,6 +247,7 @@ class RegionFacts:
     processes: dict[str, str] = field(default_factory=dict)
     shown: dict[str, Shown] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    stopped_members: dict[str, UUID] = field(default_factory=dict)
 
     def unpublished(self) -> dict[str, tuple[StagedKey, ...]]:
         """Return the keys of the last checkpoint's rows that are not published, by sink.
@@ -287,6 +289,7 @@ class ControlPlaneState:
         expected: members that have not registered since the takeover, each with the name of its process; empty: not
             known.
         ended: those of their processes that have ended.
+        stopped_members: members that an operator has stopped, each with its incarnation, as the topic has it.
         start_requests: requests for start offsets, in order.
         ongoing: the checkpoint in progress; None: none.
         wanted: a checkpoint was requested, and begins as soon as possible.
@@ -336,6 +339,7 @@ class ControlPlaneState:
         self.by_connection: dict[int, str] = {}
         self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
         self.ended: set[str] = set()
+        self.stopped_members = dict(known.stopped_members)
         self.start_requests: list[StartOffsetRequest] = []
         self.ongoing: OngoingCheckpoint | None = None
         self.attempts = 0
@@ -537,6 +541,10 @@ class ControlPlaneState:
         self.unregister(member)
         self.order_publications()
 
+    def is_stop_saved(self, member: RegisteredMember) -> bool:
+        """Return whether the topic records that an operator has told this member to leave."""
+        return self.stopped_members.get(member.name) == member.incarnation
+
     def unregister(self, member: RegisteredMember) -> None:
         """Forget a registered member with its requests, and tell the others the new list of names."""
         del self.members[member.name]
@@ -563,6 +571,7 @@ class ControlPlaneState:
                 waits[member.name].cause if member.name in waits else member.waits_for,
                 letters=member.letters,
                 dead_letters=member.dead_letters,
+                stop_unsaved=member.stop and not self.is_stop_saved(member),
             )
             for _, member in sorted(self.members.items())
         ]

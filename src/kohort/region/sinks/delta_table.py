@@ -48,6 +48,7 @@ from kohort.region.files import (
     copy_file,
     is_store_url,
     make_folder,
+    make_folders,
     names_in,
     read_file,
     remove,
@@ -655,7 +656,7 @@ class DeltaTable(FolderSink):
 
     def _keep_claim(self, mine: OwnerMarker | None) -> None:
         """Write the region's owner marker if one is given and there is none yet, and make the marker durable."""
-        make_folder(self._files, self._staging)
+        make_folders(self._files, self.path, self._staging.removeprefix(f"{self.path}/"))
         if mine is not None:
             owner_marker.write_owner_marker(self._files, self._own, mine)
         self._sync_own()

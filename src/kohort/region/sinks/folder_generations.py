@@ -17,7 +17,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 from uuid import UUID
 
@@ -66,6 +66,13 @@ def files_below(files: FileCalls, folder: str) -> list[str]:
         elif "=" in name:
             found += [f"{name}/{path}" for path in files_below(files, f"{folder}/{name}")]
     return found
+
+
+def _folders_above(path: str) -> Iterator[str]:
+    """Yield the folders in which a path lies, from the innermost to the root, which is the empty text."""
+    while path:
+        path = path.rpartition("/")[0]
+        yield path
 
 
 def create_partition_folders(files: FileCalls, folder: str, path: str, made: set[str]) -> None:
@@ -118,8 +125,8 @@ class FolderGenerations:
     def create_generation(self, generation: Generation) -> bool:
         """Store a generation (file list) durably under its number; return False if another process has taken it."""
         files, folder = self._files, f"{self._path}/_region"
-        for above in sorted({path.rpartition("/")[0] for path in generation.files}):
-            sync_folder(files, f"{self._path}/{above}")
+        for above in sorted({above for path in generation.files for above in _folders_above(path)}):
+            sync_folder(files, f"{self._path}/{above}" if above else self._path)
         temporary = f"{folder}/{uuid.uuid4().hex}{UNFINISHED}"
         try:
             write_file(files, temporary, msgspec.json.encode(generation))

@@ -264,8 +264,9 @@ class PublishedSequenceLog:
     def staged_or_published_keys(self, after: int) -> frozenset[str]:
         """Return the texts of the staged keys that are staged now, or that a checkpoint after a number has published.
 
-        If the region's topic was restored from an older copy, epochs are used again, and so keys. Files of a key in use
-        must then stay, although older rows had the same file name.
+        Files of a key in use must stay, although older rows had the same file name. A key is used again if the region's
+        topic was restored from an older copy and the clock of `adopt` was behind. With a right clock
+        `agreement.records_after_adoption` numbers epochs past all lost ones.
 
         Raises:
             FileNotFoundError: checkpoints were removed while they were read.
@@ -472,8 +473,8 @@ class ParquetObjects(ParquetFolder):
         """Put a Parquet object with staged rows. Replace one of an earlier attempt, but never a published one.
 
         Raises:
-            InvalidInputError: a published file has this name, because epochs are used again after the topic was
-                restored.
+            InvalidInputError: a published file has this name, because the topic was restored and epochs are used again.
+                The clock of `adopt` was behind; otherwise the epochs that it numbers from the time are new.
         """
         if self._store.create_object_if_absent(path, data) == data:
             return

@@ -342,6 +342,7 @@ def clone_checkpoint(
             links; or a query has already run in the new one.
     """
     files = confine_files(files, os.path.dirname(new), private=True)
+    make_folder(files, os.path.dirname(new))  # an earlier process may have made it, and not have synced its name
     if _is_there(files, new, batch):
         sync_folder(files, os.path.dirname(new))
         return
