@@ -199,6 +199,21 @@ def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
         Producer("127.0.0.1:9", **settings)
 
 
+@pytest.mark.parametrize("as_table", [False, True], ids=["records", "table"])
+def test_records_are_sent_to_partitions_that_were_added_since(own_broker: Broker, topic: str, as_table: bool) -> None:
+    with Producer(own_broker.bootstrap_servers) as producer, Admin(own_broker.bootstrap_servers) as admin:
+        count = len(producer.partitions_for(topic))
+        admin.create_partitions({topic: count + 1}).all()
+        table = pa.table({"value": ["x"], "to": [count]})
+        if as_table:
+            ((written, _),) = producer.send_arrow(topic, table, partition="to").result(timeout_ms=20_000)
+        else:
+            written = producer.send(topic, b"x", partition=count).result(timeout_ms=20_000)
+        assert (written.partition, written.offset) == (count, 0)
+        with pytest.raises(InvalidInputError, match=f"no partition {count + 9}"):
+            producer.send_arrow(topic, table.set_column(1, "to", pa.array([count + 9])), partition="to")
+
+
 def test_arguments_that_cannot_be(own_broker: Broker, topic: str) -> None:
     with Producer(own_broker.bootstrap_servers) as producer:
         with pytest.raises(InvalidInputError, match="no partition 9"):
