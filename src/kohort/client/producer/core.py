@@ -177,9 +177,13 @@ class ProducerCore:
             raise
         if places is None or (partition is not None and not 0 <= partition < len(places)):
             raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
-        if partition is None:
+        choices: list[int] | None = None
+        if partition is None and record[1] is None and self.config.partitioner is None:
+            choices = self._led.get(topic) or list(range(len(places)))
+            partition = self.accumulator.sticky_partition(topic, choices)
+        elif partition is None:
             partition = self._choose(topic, record[1], len(places))
-        return self.accumulator.append(places[partition], record, size, on_delivery)
+        return self.accumulator.append(places[partition], record, size, on_delivery, choices)
 
     def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
         """Send the rows of a batch or table, with the arguments of `Producer.send_arrow`.
@@ -409,9 +413,7 @@ class ProducerCore:
             if not 0 <= chosen < count:
                 raise InvalidInputError(f"the partitioner chose {chosen}; {topic} has {count} partitions")
             return chosen
-        if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % count
-        return self.accumulator.sticky_partition(topic, self._led.get(topic) or list(range(count)))
+        return (murmur2(key) & 0x7FFFFFFF) % count
 
     def _pick_sticky(self, topic: str) -> int:
         return self.accumulator.next_sticky_partition(topic, self._led.get(topic) or self._partitions[topic])
