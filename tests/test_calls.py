@@ -403,6 +403,8 @@ def test_subscription_without_topics_or_with_both_kinds_is_refused(clients: dict
         clients["consumer"].subscribe([])
     with pytest.raises(InvalidInputError, match="topics and a pattern: give one of them"):
         clients["consumer"].subscribe(["a"], pattern="b")
+    with pytest.raises(InvalidInputError, match=r"the pattern is empty: name topics, or give '\.\*' for all topics"):
+        clients["consumer"].subscribe(pattern="")
 
 
 def test_partition_that_is_not_assigned_is_refused_with_those_that_are(clients: dict[str, Any]) -> None:

@@ -459,9 +459,10 @@ def test_reset_policies(servers: str, topic: str) -> None:
     with Consumer(servers, auto_offset_reset="latest") as consumer:
         consumer.assign([partition])
         assert consumer.position(partition) == 10
-    with Consumer(servers, auto_offset_reset="by_duration:PT1H") as consumer:
-        consumer.assign([partition])
-        assert consumer.position(partition) == 0
+    for duration in ("PT1H", "P36500D"):  # the second begins before 1970
+        with Consumer(servers, auto_offset_reset=f"by_duration:{duration}") as consumer:
+            consumer.assign([partition])
+            assert consumer.position(partition) == 0
     with Consumer(servers, group_id=topic, auto_offset_reset="none") as consumer:
         consumer.assign([partition])
         with pytest.raises(OffsetError, match="seek to go on"):

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -197,6 +198,33 @@ def test_acks(servers: str, topic: str, acks: int | str) -> None:
 def test_settings_that_cannot_be(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         Producer("127.0.0.1:9", **settings)
+
+
+@pytest.mark.parametrize("headers", [(), [("name", b"x")]], ids=["plain", "headers"])
+def test_each_full_batch_without_keys_is_followed_by_one_for_another_partition(
+    own_broker: Broker, topic: str, headers: Any
+) -> None:
+    with Producer(own_broker.bootstrap_servers, batch_size=1, linger_ms=1_000) as producer:
+        numbers = producer.partitions_for(topic)
+        sent = [producer.send(topic, b"x" * 100, headers=headers) for _ in range(200)]
+        chosen = [delivery.result(timeout_ms=20_000).partition for delivery in sent]
+    assert set(chosen) == set(numbers)
+    assert all(last != following for last, following in pairwise(chosen))
+
+
+@pytest.mark.parametrize("as_table", [False, True], ids=["records", "table"])
+def test_records_are_sent_to_partitions_that_were_added_since(own_broker: Broker, topic: str, as_table: bool) -> None:
+    with Producer(own_broker.bootstrap_servers) as producer, Admin(own_broker.bootstrap_servers) as admin:
+        count = len(producer.partitions_for(topic))
+        admin.create_partitions({topic: count + 1}).all()
+        table = pa.table({"value": ["x"], "to": [count]})
+        if as_table:
+            ((written, _),) = producer.send_arrow(topic, table, partition="to").result(timeout_ms=20_000)
+        else:
+            written = producer.send(topic, b"x", partition=count).result(timeout_ms=20_000)
+        assert (written.partition, written.offset) == (count, 0)
+        with pytest.raises(InvalidInputError, match=f"no partition {count + 9}"):
+            producer.send_arrow(topic, table.set_column(1, "to", pa.array([count + 9])), partition="to")
 
 
 def test_arguments_that_cannot_be(own_broker: Broker, topic: str) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kohort.client.consumer.core import ConsumerCore
+from kohort.client.producer.accumulator import WouldBlock
 from kohort.client.producer.core import TOPIC_CREATION_MS, ProducerCore, producer_config
 from kohort.client.producer.sender import METADATA_IDLE_MS
-from kohort.errors import TimedOutError
+from kohort.errors import InvalidInputError, TimedOutError
 from kohort.wire.data import ProduceRequest, ProduceResponse
 from kohort.wire.transactions import InitProducerIdResponse
 from tests.client.virtual import PARK, VirtualCluster
@@ -77,6 +78,28 @@ def test_producer_does_not_bring_a_deleted_topic_back_that_it_no_longer_uses() -
         world.send("new")
         world.pass_ms(60_000)
     assert world.cluster.topics.keys() == {"new"}
+
+
+@pytest.mark.parametrize("is_added", [True, False], ids=["added", "missing"])
+def test_partition_that_the_broker_does_not_know_yet_is_waited_for(is_added: bool) -> None:
+    world = World("a")
+    world.send("a")
+    with pytest.raises(WouldBlock) as blocked:
+        world.core.send("a", b"x", None, 2, None, (), None)
+    began_ms = world.cluster.runtime.now_ms
+    waiting = world.cluster.runtime.spawn(blocked.value.wait(began_ms + 60_000))
+    world.pass_ms(300)
+    assert not waiting.done
+    if not is_added:
+        with pytest.raises(InvalidInputError, match="a has 1 partitions, there is no partition 2"):
+            world.cluster.finish(waiting)
+        assert world.cluster.runtime.now_ms - began_ms <= TOPIC_CREATION_MS
+        return
+    world.cluster.topics["a"] = 3
+    world.cluster.finish(waiting)
+    delivery = blocked.value.again()
+    world.pass_ms(1_000)
+    assert delivery.result(timeout_ms=0).partition == 2
 
 
 def test_producer_asks_only_for_topics_that_it_uses() -> None:

@@ -7,9 +7,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kohort import Admin, Broker, CommitFailedError, Consumer, Fault, KafkaError, NewTopic, TopicPartition
+from kohort import (
+    Admin,
+    Broker,
+    CommitFailedError,
+    Consumer,
+    Fault,
+    KafkaError,
+    NewTopic,
+    ScramCredential,
+    TopicPartition,
+)
 from kohort.client.offsets import AFTER_LOST_ANSWER
 from kohort.errors import ErrorCode
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +72,29 @@ def test_a_topics_change_that_its_own_first_try_made(
         change(admin, name)
     assert (caught.value.code, caught.value.after_lost_answer) == (error, False)
     assert AFTER_LOST_ANSWER not in str(caught.value)
+
+
+def test_removal_of_members_that_its_own_first_try_made(broker: Broker, admin: Admin) -> None:
+    name = f"t-{uuid.uuid4().hex[:8]}"
+    create(admin, name)
+    with Consumer(broker.bootstrap_servers, group_id=name, group_instance_id="one") as consumer:
+        consumer.subscribe([name])
+        until(lambda: bool(consumer.poll(50) or consumer.assignment()), "the consumer has its partition")
+        broker.faults.add(Fault("LeaveGroup", "close_after"))
+        for lost in (True, False):
+            found = admin.remove_members_from_consumer_group(name, ["one"]).errors["one"]
+            assert (found.code, found.after_lost_answer) == (ErrorCode.UNKNOWN_MEMBER_ID, lost)
+            assert "member 'one': " in found.message
+            assert (AFTER_LOST_ANSWER in found.message) == lost
+
+
+def test_deletion_of_a_password_that_its_own_first_try_made(broker: Broker, admin: Admin) -> None:
+    name = f"u-{uuid.uuid4().hex[:8]}"
+    admin.alter_user_scram_credentials([ScramCredential(name, "secret")]).all()
+    broker.faults.add(Fault("AlterUserScramCredentials", "close_after"))
+    for lost in (True, False):
+        found = admin.alter_user_scram_credentials(deletions=[(name, "SCRAM-SHA-512")]).errors[name]
+        assert (found.code, found.after_lost_answer) == (ErrorCode.RESOURCE_NOT_FOUND, lost)
 
 
 def test_a_request_that_was_not_sent_or_certainly_not_taken_is_no_earlier_try(broker: Broker, admin: Admin) -> None:

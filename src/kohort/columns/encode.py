@@ -14,11 +14,12 @@ from kohort.wire.checksum import crc32c
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Chunk", "ColumnNames", "encode_arrow", "murmur2", "partition_for_key", "restamp"]
+__all__ = ["Chunk", "ColumnNames", "encode_arrow", "highest_partition", "murmur2", "partition_for_key", "restamp"]
 
 _PRODUCER_AT = 43
 _CRC_AT = 17
 _CRC_START = 21
+INT32_MAX = 2**31 - 1
 _PER_MS = {"s": None, "ms": 1, "us": 1000, "ns": 1_000_000}
 
 
@@ -82,6 +83,18 @@ def encode_arrow(
         limit,
     )
     return chunks
+
+
+def highest_partition(batch: pa.RecordBatch | pa.Table, name: str | None) -> int:
+    """Return the highest number in the column of partitions; -1 if there is none, or the column can't be sent."""
+    if name is None or name not in batch.schema.names:
+        return -1
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    column = batch.column(name)
+    highest = pc.max(column).as_py() if pa.types.is_integer(column.type) else None
+    return highest if highest is not None and highest <= INT32_MAX else -1
 
 
 def _column(batch: pa.RecordBatch, name: str) -> Any:

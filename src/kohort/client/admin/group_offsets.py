@@ -202,7 +202,10 @@ async def list_offsets(
         )
         answer = await cluster.send(request, BrokerById(node))
         return {
-            TopicPartition(topic.name, part.partition_index): error_for(part.error_code, f"offsets of {topic.name}")
+            TopicPartition(topic.name, part.partition_index): error_for(
+                part.error_code,
+                f"offsets of {topic.name}-{part.partition_index}: {ErrorCode.of(part.error_code).text}",
+            )
             if part.error_code
             else ListedOffset(part.offset, part.timestamp, part.leader_epoch)
             for topic in answer.topics

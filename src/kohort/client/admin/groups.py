@@ -284,10 +284,13 @@ async def remove_members_from_consumer_group(
         ],
     )
 
+    attempts = RequestAttempts[str]()
+
     async def send_remove_members_from_consumer_group(
-        node: int, _: list[str]
+        node: int, names: list[str]
     ) -> dict[str, list[LeaveGroupResponse.MemberResponse] | KafkaError]:
-        answer = await cluster.send(Between(request, lowest=_SEVERAL_LEAVE_SINCE), BrokerById(node))
+        message = Between(request, lowest=_SEVERAL_LEAVE_SINCE)
+        answer = await cluster.send(message, BrokerById(node), leaving=attempts.sending(names))
         if answer.error_code:
             return {group: error_of_result(answer, f"group {group!r}")}
         return {group: answer.members}
@@ -296,11 +299,12 @@ async def remove_members_from_consumer_group(
         return Results.of({})
     members = (
         await send_to_coordinators(
-            cluster, [group], send_remove_members_from_consumer_group, "remove members", timeout_ms
+            cluster, [group], send_remove_members_from_consumer_group, "remove members", timeout_ms, attempts=attempts
         )
     ).result(group)
     outcomes: dict[str, KafkaError | None] = {}
     for member in members:
         name = str(member.group_instance_id) if group_instance_ids is not None else member.member_id
-        outcomes[name] = error_for(member.error_code, f"member {name!r}") if member.error_code else None
+        code = ErrorCode.of(member.error_code)
+        outcomes[name] = attempts.refusal(group, error_for(code, f"member {name!r}: {code.text}")) if code else None
     return Results.of(outcomes)

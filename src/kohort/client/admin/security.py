@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias, get_args
 
-from kohort.client.admin.routing import error_of_result, send_to_controller
+from kohort.client.admin.routing import RequestAttempts, error_of_result, send_to_controller
 from kohort.client.admin.values import (
     Acl,
     AclFilter,
@@ -86,24 +86,27 @@ async def alter_user_scram_credentials(
         deletions: Pairs of user and mechanism.
     """
     kind = AlterUserScramCredentialsRequest
-    upserted, deleted = list(upsertions), list(deletions)
-    request = kind(
-        deletions=[
-            kind.ScramCredentialDeletion(name=user, mechanism=_SCRAM_NUMBERS[mechanism]) for user, mechanism in deleted
-        ],
-        upsertions=[_upsertion(credential) for credential in upserted],
-    )
-    users = list(dict.fromkeys([*(credential.user for credential in upserted), *(user for user, _ in deleted)]))
+    upserted, deleted = [_upsertion(credential) for credential in upsertions], list(deletions)
+    users = list(dict.fromkeys([*(entry.name for entry in upserted), *(user for user, _ in deleted)]))
+    attempts = RequestAttempts[str]()
 
-    async def send_alter_user_scram_credentials(_: Sequence[str]) -> dict[str, KafkaError | None]:
-        answer = await cluster.send(request, CONTROLLER)
+    async def send_alter_user_scram_credentials(names: Sequence[str]) -> dict[str, KafkaError | None]:
+        request = kind(
+            deletions=[
+                kind.ScramCredentialDeletion(name=user, mechanism=_SCRAM_NUMBERS[mechanism])
+                for user, mechanism in deleted
+                if user in names
+            ],
+            upsertions=[entry for entry in upserted if entry.name in names],
+        )
+        answer = await cluster.send(request, CONTROLLER, leaving=attempts.sending(names))
         return {
             result.user: error_of_result(result, f"user {result.user!r}") if result.error_code else None
             for result in answer.results
         }
 
     return await send_to_controller(
-        cluster, users, send_alter_user_scram_credentials, "alter SCRAM credentials", timeout_ms
+        cluster, users, send_alter_user_scram_credentials, "alter SCRAM credentials", timeout_ms, attempts
     )
 
 

@@ -21,7 +21,7 @@ from kohort.client.net.cluster import CONTROLLER, BrokerById, Cluster
 from kohort.client.net.metadata import TopicInfo
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
-from kohort.wire.data import DeleteRecordsRequest
+from kohort.wire.data import DeleteRecordsRequest, DeleteRecordsResponse
 from kohort.wire.discovery import (
     CreatePartitionsRequest,
     CreateTopicsRequest,
@@ -168,7 +168,7 @@ async def delete_records(
         request = DeleteRecordsRequest(topics=topics, timeout_ms=broker_timeout_ms(cluster, timeout_ms))
         answer = await cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
         return {
-            TopicPartition(topic.name, part.partition_index): error_for(part.error_code, "delete records")
+            TopicPartition(topic.name, part.partition_index): _deletion_error(topic.name, part, before)
             if part.error_code
             else part.low_watermark
             for topic in answer.topics
@@ -178,3 +178,12 @@ async def delete_records(
     return PartitionResults.of(
         await send_to_leaders(cluster, list(before), send_delete_records, "delete records", timeout_ms)
     )
+
+
+def _deletion_error(
+    topic: str,
+    part: DeleteRecordsResponse.DeleteRecordsTopicResult.DeleteRecordsPartitionResult,
+    before: Mapping[TopicPartition, int],
+) -> KafkaError:
+    partition, code = TopicPartition(topic, part.partition_index), ErrorCode.of(part.error_code)
+    return error_for(code, f"delete the records of {partition} before offset {before.get(partition, -1)}: {code.text}")

@@ -30,8 +30,12 @@ from kohort.wire.transactions import (
 _HIGHEST_ADD_BY_CLIENTS = 3
 """Later versions of AddPartitionsToTxn are for brokers only."""
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
-_FENCE_TIMEOUT_MS = 1
-"""Transaction timeout of a producer whose only purpose is to fence another one: it begins no transaction."""
+_FENCE_TIMEOUT_MS = 30_000
+"""Transaction timeout of a producer that only fences another one, and begins no transaction.
+
+Kafka's coordinator waits this long for its replicas when it stores the new epoch: with 1 ms, a cluster of three brokers
+refuses most requests. Source: KAFKA-16047.
+"""
 
 
 async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable[str]) -> None:

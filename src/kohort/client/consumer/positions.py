@@ -351,4 +351,5 @@ class PositionFinder:
             return EARLIEST
         if policy == "latest":
             return LATEST
-        return round(time.time() * 1000 - duration_ms(policy.removeprefix("by_duration:")))
+        wanted_ms = round(time.time() * 1000 - duration_ms(policy.removeprefix("by_duration:")))
+        return EARLIEST if wanted_ms < 0 else wanted_ms  # brokers take negative times for names of offsets

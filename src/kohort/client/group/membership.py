@@ -116,6 +116,8 @@ class Subscription:
             raise InvalidInputError(f"subscribe got {given}")
         check_topic_names(self.topics)
         if self.pattern is not None:
+            if not self.pattern:  # it would match all topics. Source: KAFKA-9984
+                raise InvalidInputError("the pattern is empty: name topics, or give '.*' for all topics")
             try:
                 re.compile(self.pattern)
             except re.error as error:

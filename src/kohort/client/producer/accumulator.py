@@ -127,6 +127,7 @@ class Accumulator(Appender[Delivery]):
         record: tuple[int, Any, Any, Any],
         size: int,
         on_delivery: Callable[[KafkaError | None, RecordMetadata | None], None] | None,
+        choices: list[int] | None = None,
     ) -> Delivery:
         """Put a record (timestamp, key, value, headers) into its partition's open batch.
 
@@ -135,41 +136,38 @@ class Accumulator(Appender[Delivery]):
             record: Timestamp in milliseconds, key, value, headers.
             size: An upper bound of its bytes.
             on_delivery: Called when the record is delivered or failed.
+            choices: For a record without a key: the partitions of which another one gets it when the open batch is
+                full. Else a producer that is faster than its broker would fill one partition. Source: KAFKA-10888.
 
         Raises:
             WouldBlock: The memory is full.
         """
-        kick = False
         with self.mutex:
             if self.failure is not None:
                 raise self.failure.with_traceback(None)
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used + size > self._memory:
-                self._full(size, partial(self.append, partition, record, size, on_delivery))
+                self._full(size, partial(self.append, partition, record, size, on_delivery, choices))
             queue = self.queues.get(partition) or self._queue(partition)
-            batch = queue.open
-            if batch is not None:
-                chunk = batch.chunk
-                assert chunk is not None
-                before = chunk.size
-                if not chunk.append(*record):
-                    queue.close_open_batch()
-                    batch, kick = None, True
+            batch, before, kick = self._fill_open_batch(queue, record)
+            if kick and choices is not None:
+                topic = partition.topic
+                queue = self._queue(TopicPartition(topic, self.next_sticky_partition(topic, choices)))
+                self.sticky_queues[topic] = queue
+                batch, before, _ = self._fill_open_batch(queue, record)
             if batch is None:
                 batch, late = self._open_batch(queue)
                 kick = kick or late
-                chunk = batch.chunk
-                assert chunk is not None
-                before = 0
+                assert batch.chunk is not None
                 try:
-                    chunk.append(*record)
+                    batch.chunk.append(*record)
                 except BaseException:
                     queue.open = None
                     self.incomplete.discard(batch)
                     raise
-            assert chunk is not None
-            after = chunk.size
+            assert batch.chunk is not None
+            after = batch.chunk.size
             batch.size = after
             self.used += after - before
             index = batch.count
@@ -179,6 +177,23 @@ class Accumulator(Appender[Delivery]):
         if kick:
             self._kick()
         return Delivery(batch, index, record[0])
+
+    def _fill_open_batch(
+        self, queue: PartitionQueue, record: tuple[int, Any, Any, Any]
+    ) -> tuple[Batch | None, int, bool]:
+        """Append a record to a queue's open batch; close the batch if it has no room. Under the lock.
+
+        Return the batch or None, its size before, and whether it was closed.
+        """
+        batch = queue.open
+        if batch is None:
+            return None, 0, False
+        assert batch.chunk is not None
+        before = batch.chunk.size
+        if batch.chunk.append(*record):
+            return batch, before, False
+        queue.close_open_batch()
+        return None, 0, True
 
     def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
         """Queue a chunk of encoded rows (`send_arrow`) as a batch of its own for a partition.

@@ -30,7 +30,7 @@ from kohort.client.producer.sender import METADATA_IDLE_MS, ProducerMetrics, Sen
 from kohort.client.producer.settings import MOST_IN_FLIGHT, ProducerConfig
 from kohort.client.producer.transactions import TransactionManager, TxnState
 from kohort.client.settings import Servers, client_config
-from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, murmur2
+from kohort.columns.encode import Chunk, ColumnNames, encode_arrow, highest_partition, murmur2
 from kohort.columns.shapes import HeadersLike
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError, error_for
 from kohort.ids import TopicPartition
@@ -49,8 +49,8 @@ _ABORT_MS = 1_000
 _SETTLE = 0.5
 """Share of a close's time for requests in flight, before their transaction is aborted."""
 TOPIC_CREATION_MS = 1_000
-"""The time in which a cluster creates a topic that it creates by itself, and its brokers learn of it. A topic that is
-unknown for longer is reported as missing."""
+"""The time in which a cluster creates a topic that it creates by itself, and its brokers learn of it, and of partitions
+that are added. A topic or partition that is unknown for longer is reported as missing."""
 _ROWS_AT_ONCE = 65_536
 """Rows of a table that are encoded before their batches are queued, so that sending starts early."""
 
@@ -177,9 +177,13 @@ class ProducerCore:
             raise
         if places is None or (partition is not None and not 0 <= partition < len(places)):
             raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
-        if partition is None:
+        choices: list[int] | None = None
+        if partition is None and record[1] is None and self.config.partitioner is None:
+            choices = self._led.get(topic) or list(range(len(places)))
+            partition = self.accumulator.sticky_partition(topic, choices)
+        elif partition is None:
             partition = self._choose(topic, record[1], len(places))
-        return self.accumulator.append(places[partition], record, size, on_delivery)
+        return self.accumulator.append(places[partition], record, size, on_delivery, choices)
 
     def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
         """Send the rows of a batch or table, with the arguments of `Producer.send_arrow`.
@@ -188,8 +192,10 @@ class ProducerCore:
             WouldBlock: The topic is not known, or the memory full; chunks that were queued before stay queued.
         """
         partitions = self._partitions.get(topic)
-        if partitions is None:
-            raise self._unknown(topic, None, partial(self.send_arrow, topic, batch, names))
+        highest = highest_partition(batch, names.partition)
+        if partitions is None or highest >= len(partitions):
+            partition = None if highest < 0 else highest
+            raise self._unknown(topic, partition, partial(self.send_arrow, topic, batch, names))
         return self._put_all(topic, self._chunks(topic, batch, names, len(partitions)), [])
 
     def _chunks(
@@ -407,9 +413,7 @@ class ProducerCore:
             if not 0 <= chosen < count:
                 raise InvalidInputError(f"the partitioner chose {chosen}; {topic} has {count} partitions")
             return chosen
-        if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % count
-        return self.accumulator.sticky_partition(topic, self._led.get(topic) or list(range(count)))
+        return (murmur2(key) & 0x7FFFFFFF) % count
 
     def _pick_sticky(self, topic: str) -> int:
         return self.accumulator.next_sticky_partition(topic, self._led.get(topic) or self._partitions[topic])
@@ -423,11 +427,27 @@ class ProducerCore:
 
         async def wait_for_topic(until_ms: float) -> None:
             await self._find_topic(topic, until_ms)
-            count = len(self._partitions[topic])
-            if partition is not None and not 0 <= partition < count:
-                raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
+            if partition is not None:
+                await self._find_partition(topic, partition, until_ms)
 
         return WouldBlock(wait_for_topic, again)
+
+    async def _find_partition(self, topic: str, partition: int, until_ms: float) -> None:
+        """Look a topic up again while it lacks a partition, which other brokers may know already.
+
+        Raises:
+            InvalidInputError: The topic has no such partition, also after `TOPIC_CREATION_MS`. Source: KAFKA-6833.
+        """
+        clock_ms = self.accumulator.clock_ms
+        late_ms, lookups = min(until_ms, clock_ms() + TOPIC_CREATION_MS), 0
+        while partition >= len(self._partitions[topic]):
+            lookups += 1
+            wait_ms = self.cluster.backoff_ms(lookups)
+            if clock_ms() + wait_ms >= late_ms:
+                count = len(self._partitions[topic])
+                raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
+            await self.cluster.runtime.sleep(wait_ms)
+            await self._find_topic(topic, until_ms)
 
     async def _find_topic(self, topic: str, until_ms: float) -> None:
         """Look a topic up, waiting until the metadata has it or this time is over.
