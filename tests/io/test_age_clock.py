@@ -29,6 +29,20 @@ def test_step_forward_that_is_taken_back_never_counts() -> None:
         assert clock.held_back_ms == 0
 
 
+def test_second_step_forward_has_to_last_as_long_as_the_first() -> None:
+    clock = AgeClock(START_MS, 0)
+    first_ms, second_ms = 2 * TOLERANCE_MS, 365 * DAY_MS
+    assert clock.now_ms(START_MS + first_ms, 0) == START_MS
+    late_ms = PATIENCE_MS - 1
+    assert clock.now_ms(START_MS + late_ms + second_ms, late_ms) == START_MS + late_ms
+    after_ms = START_MS + PATIENCE_MS
+    assert clock.now_ms(after_ms + second_ms, PATIENCE_MS) == after_ms + first_ms
+    assert clock.held_back_ms == second_ms - first_ms
+    after_ms += PATIENCE_MS
+    assert clock.now_ms(after_ms + second_ms, 2 * PATIENCE_MS) == after_ms + second_ms
+    assert clock.held_back_ms == 0
+
+
 def test_step_back_and_drift_count_at_once() -> None:
     clock = AgeClock(START_MS, 0)
     assert clock.now_ms(START_MS - DAY_MS, 10) == START_MS - DAY_MS

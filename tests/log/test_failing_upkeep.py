@@ -105,3 +105,29 @@ def test_upkeep_continues_when_the_clock_is_set_back(tmp_path: Path) -> None:
         maintain(store, now_ms - DAY_MS)
         assert compacted.cleaned_offset > done
         assert timed.flushed_offset == timed.end_offset
+
+
+@pytest.mark.parametrize("suffix", [".log", ".index"], ids=["records", "index"])
+def test_log_begins_where_a_disk_error_ended_the_deletion_of_old_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    with LogStore(tmp_path / "d") as store:
+        log = filled(store, "a", SMALL)
+        kept = log.segments[1 if suffix == ".log" else 2]
+        failing, real = log.segments[1].path.with_suffix(suffix), os.unlink
+
+        def unlink(path: str | os.PathLike[str]) -> None:
+            if Path(path) == failing:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(path)
+
+        now_ms = int(time.time() * 1000) + LATER
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", unlink)
+            with pytest.raises(OSError, match=r"a-0.*Input"):
+                maintain(store, now_ms)
+            assert log.log_start_offset == kept.base_offset
+            assert log.read(log.log_start_offset, 1_000).bytes(), "the rest can be read"
+            log.flush()
+        maintain(store, now_ms + LATER)
+        assert log.log_start_offset == log.end_offset

@@ -21,12 +21,13 @@ class AgeClock:
         held_back_ms: by how much the wall clock is ahead of this one.
     """
 
-    __slots__ = ("_ahead_ms", "_since_ms", "held_back_ms")
+    __slots__ = ("_ahead_ms", "_lasting_ms", "_since_ms", "held_back_ms")
 
     def __init__(self, wall_ms: int, mono_ms: int) -> None:
         """Begin with the time by the wall clock, and by a monotonic clock that counts system sleep, if there is one."""
         self._ahead_ms = wall_ms - mono_ms
         self._since_ms: int | None = None
+        self._lasting_ms = 0
         self.held_back_ms = 0
 
     def now_ms(self, wall_ms: int, mono_ms: int) -> int:
@@ -37,8 +38,13 @@ class AgeClock:
         step_ms = wall_ms - mono_ms - self._ahead_ms
         if step_ms > TOLERANCE_MS:
             if self._since_ms is None:
-                self._since_ms = mono_ms
-            if mono_ms - self._since_ms < PATIENCE_MS:
+                self._since_ms, self._lasting_ms = mono_ms, step_ms
+            self._lasting_ms = min(self._lasting_ms, step_ms)
+            if mono_ms - self._since_ms >= PATIENCE_MS:
+                self._ahead_ms += self._lasting_ms
+                step_ms -= self._lasting_ms  # a further step, which has not lasted as long
+                self._since_ms, self._lasting_ms = mono_ms, step_ms
+            if step_ms > TOLERANCE_MS:
                 self.held_back_ms = step_ms
                 return wall_ms - step_ms
         self._ahead_ms += step_ms

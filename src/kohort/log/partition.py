@@ -661,12 +661,19 @@ class PartitionLog:
         return fresh
 
     def delete_first_segments(self, count: int) -> None:
-        """Delete the first `count` segments."""
-        for segment in self.segments[:count]:
-            segment.delete()
-        self.replace_segments(self.segments[count:])
-        self.cuts += count
-        self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
+        """Delete the first `count` segments.
+
+        Raises:
+            OSError: the disk failed. The log begins with the first segment that is not deleted.
+        """
+        try:
+            for segment in self.segments[:count]:
+                segment.delete()
+        finally:
+            deleted = sum(segment.gone is not None for segment in self.segments[:count])
+            self.replace_segments(self.segments[deleted:])
+            self.cuts += deleted
+            self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
 
     def size_bytes(self) -> int:
         """Return the size of all log files of the partition."""

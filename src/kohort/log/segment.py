@@ -63,7 +63,6 @@ class SegmentFile:
     __slots__ = (
         "_files",
         "_fs",
-        "_gone",
         "_interval",
         "_path",
         "_since_entry",
@@ -76,6 +75,7 @@ class SegmentFile:
         "file",
         "first_timestamp",
         "gaps",
+        "gone",
         "hints",
         "index",
         "max_timestamp",
@@ -99,7 +99,7 @@ class SegmentFile:
         self.hints: dict[int, int] = {}
         self._since_entry = 0
         self._since_flush = 0
-        self._gone: Exception | None = None
+        self.gone: Exception | None = None
         self.sealed = False
         self.unverified: UnverifiedBytes | None = None
         self.gaps = False
@@ -150,8 +150,8 @@ class SegmentFile:
             OSError: the file is missing, or is being replaced.
         """
         self.touched = True
-        if self._gone is not None:
-            raise self._gone
+        if self.gone is not None:
+            raise self.gone
         return self.file or self._files.open(self, self._path)
 
     def append(
@@ -450,18 +450,18 @@ class SegmentFile:
         self._files.release_file(self)
 
     def release_file(self, why: Exception | None = None) -> None:
-        """Release the log file permanently. Later users get an error that it was deleted, or `why`.
+        """Release the log file permanently: later users get `gone`, which is `why` or an error that it was deleted.
 
         Readers with an open file keep what they read.
         """
-        deleted = NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        self._gone = deleted if why is None else why
+        self.gone = why or NotFoundError(f"{self.path} was deleted", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         self._files.release_file(self)
 
     def delete(self) -> None:
-        """Delete the files. Readers with an open file keep what they read."""
+        """Delete the files. Readers with an open file keep what they read. If the log file stays, nothing changes."""
+        remove_if_exists(self.path.with_suffix(".log"), self._fs)
         self.release_file()
-        for suffix in (".log", ".index", ".timeindex", ".txnindex", ".snapshot"):
+        for suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
             remove_if_exists(self.path.with_suffix(suffix), self._fs)
 
 
