@@ -26,7 +26,7 @@ SEEN_AT = {
     "a sink that lacks what it has shown is taken": 39,
     "an error that answers the end of a transaction is taken for an abort": 13,
     "an unknown outcome is taken for an abort": 6,
-    "who waits for its sink is late": 207,
+    "who waits for its sink is late": 368,
     "what stands is settled by looking": 134,
     "partitions are let go in the middle of a batch": 18,
     "starts are handed out at any time": 21,
