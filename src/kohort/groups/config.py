@@ -113,7 +113,11 @@ class GroupConfig:
         "group.consumer.max.session.timeout.ms", 60_000, low=1, unit="ms", why="bounds a group's own setting"
     )
     consumer_heartbeat_interval_ms: int = declare_setting(
-        "group.consumer.heartbeat.interval.ms", 5_000, low=1, unit="ms", why="told to settled members"
+        "group.consumer.heartbeat.interval.ms",
+        5_000,
+        low=1,
+        unit="ms",
+        why="told to settled members; a third of their session timeout if it is not shorter than that (Kafka: refused)",
     )
     consumer_min_heartbeat_interval_ms: int = declare_setting(
         "group.consumer.min.heartbeat.interval.ms", 5_000, low=1, unit="ms", why="bounds a group's own setting"

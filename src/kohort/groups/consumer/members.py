@@ -580,8 +580,14 @@ class ConsumerReconciliation(ConsumerMembers):
         return self.settings.session_timeout_ms or step.config.consumer_session_timeout_ms
 
     def heartbeat_interval_ms(self, step: Step) -> int:
-        """Return the heartbeat interval in ms for members that have all of their target."""
-        return self.settings.heartbeat_interval_ms or step.config.consumer_heartbeat_interval_ms
+        """Return the heartbeat interval in ms for members that have all of their target.
+
+        An interval that is not shorter than the session would have members evicted between two heartbeats: it becomes a
+        third of the session. Source: KAFKA-17618.
+        """
+        interval_ms = self.settings.heartbeat_interval_ms or step.config.consumer_heartbeat_interval_ms
+        session_ms = self.settings.session_timeout_ms or step.config.consumer_session_timeout_ms
+        return interval_ms if interval_ms < session_ms else max(1, session_ms // 3)
 
     def preferred_assignor(self, step: Step) -> str:
         """Return the assignor that most members prefer; the first configured one if none has a preference."""
