@@ -201,7 +201,7 @@ def test_a_server_that_is_away_is_tried_again(tmp_path: Path) -> None:
         assert ids(sink) == [1, 2, 3, 4]
 
 
-def test_a_password_in_the_url_and_missing_rights_are_refused(tmp_path: Path, catalog: str) -> None:
+def test_a_password_in_the_url_and_missing_rights_are_refused(tmp_path: Path, catalog: str, postgres: Server) -> None:
     with pytest.raises(InvalidInputError, match="has a password") as refused:
         DuckLakeTable("flights", lake=tmp_path, catalog="postgresql://me:a-secret@host/db")
     assert "a-secret" not in str(refused.value)
@@ -212,3 +212,20 @@ def test_a_password_in_the_url_and_missing_rights_are_refused(tmp_path: Path, ca
     sink = sink_at(str(tmp_path), catalog.replace("kohort@", "guest@"))
     with pytest.raises(NotAuthorizedError, match="No right"):
         sink.check(SCHEMA)
+    with pytest.raises(NotAuthorizedError, match=r"grant .* the schema public \(CREATE\)"):
+        sink_at(str(tmp_path), postgres.fresh_database().replace("kohort@", "guest@")).check(SCHEMA)
+
+
+def test_user_who_may_only_read_the_catalog_is_refused(tmp_path: Path, catalog: str) -> None:
+    """A commit that PostgreSQL refuses looks like one that came too late."""
+    begun(tmp_path, catalog)
+    with psycopg.connect(catalog, autocommit=True) as connection:
+        connection.execute("DROP ROLE IF EXISTS reader")
+        connection.execute("CREATE ROLE reader LOGIN")
+        connection.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")
+    sink = sink_at(str(tmp_path), catalog.replace("kohort@", "reader@"))
+    acts: list[Callable[[], object]] = [lambda: sink.check(SCHEMA), lambda: sink.publish(2, [key(2), key(3)])]
+    for act in acts:
+        with pytest.raises(NotAuthorizedError, match=r"grant .* public.ducklake_snapshot \(INSERT\)"):
+            act()
+    assert sink.published() == 1

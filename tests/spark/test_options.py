@@ -23,6 +23,7 @@ from kohort.spark.schema import arrow_schema, columns_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.source.bounds import ending_bound, starting_bound
 from kohort.spark.source.readers import Reading
+from kohort.spark.tables import parse_table_options
 from kohort.spark.tasks.write import Writing
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
@@ -58,6 +59,17 @@ def test_refused_read_without_any_option_names_the_tables() -> None:
     """Spark gives a source none of the options of a table in its catalog."""
     with pytest.raises(InvalidInputError, match="missing.*no option of a CREATE TABLE: use CREATE TEMPORARY VIEW"):
         parse_options({})
+
+
+@pytest.mark.parametrize("parse", [parse_options, parse_table_options], ids=["source", "table"])
+def test_options_of_a_table_in_sparks_catalog_are_said_to_have_no_effect(parse: Any) -> None:
+    """Spark passes these when such a table is created, and asks for its columns alone."""
+    least = dict(LEAST) if parse is parse_options else {"kafka.bootstrap.servers": "127.0.0.1:9092", "table": "topics"}
+    doubled = {f"option.{name}": value for name, value in least.items()}
+    options = parse(least | doubled | {"provider": "kohort", "owner": "me", "location": "/w/t"})
+    (note,) = options.ignored
+    assert note.startswith("the options of CREATE TABLE (Spark hands over none of them when the table is read")
+    assert parse(least).ignored == []
 
 
 @pytest.mark.parametrize("given", ["10 m", "m", "1.5m", "10x", "-1m", "0m"])
@@ -194,12 +206,41 @@ def test_json_forms() -> None:
         TopicPartition("a", 1): -2,
     }
     assert parse_partition_offsets("startingOffsets", '{"a":{"0":5.0}}') == {TopicPartition("a", 0): 5}
-    for bad in ("", "[]", '{"a":5}', '{"a":{"x":1}}', '{"a":{"0":5.5}}', '{"a":{"0":true}}', '{"a":{"0":null}}'):
+    texts = ("", "[]", '{"a":5}', '{"a":{"x":1}}')
+    numbers = ('{"a":{"0":5.5}}', '{"a":{"0":true}}', '{"a":{"0":null}}', '{"a":{"0":"5"}}')
+    for bad in texts + numbers:
         with pytest.raises(InvalidInputError, match="startingOffsets must be JSON"):
             parse_partition_offsets("startingOffsets", bad)
-    for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}'):
+    for bad in ('{"a":"01"}', '{"a":{"0":1}}', '{"a":[0.5]}', '{"a":[true]}', '{"a":0}', '{"a":["0"]}'):
         with pytest.raises(InvalidInputError, match="assign must be JSON"):
             parse_partition_lists("assign", bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("minPartitions", ("", " 5", "5 ", "1_0", "5.0")),
+        ("maxRecordsPerPartition", ("", "5 ")),
+        ("maxOffsetsPerTrigger", ("", " 5")),
+        ("minOffsetsPerTrigger", ("",)),
+        ("startingTimestamp", ("", " ", "1_0")),
+        ("endingTimestamp", ("",)),
+        ("includeHeaders", ("", " true", "yes", "1")),
+        ("failOnDataLoss", ("", "false ")),
+        ("startingOffsets", ("", " ")),
+        ("endingOffsetsByTimestamp", ("",)),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_value_that_sparks_source_refuses_by_its_spelling_is_refused(name: str, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(InvalidInputError, match=f"^{name} (must be|is empty)"):
+            parse_options(LEAST | {name: text})
+
+
+def test_spelling_that_sparks_source_takes_is_taken() -> None:
+    options = parse_options(LEAST | {"minPartitions": "+5", "startingTimestamp": " 7 ", "includeHeaders": "TRUE"})
+    assert (options.min_partitions, options.starting_timestamp, options.include_headers) == (5, 7, True)
 
 
 def test_refused_word_of_offsets_names_the_words_that_are_known() -> None:

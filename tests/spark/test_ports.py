@@ -90,6 +90,13 @@ REFUSED: dict[str, dict[str, Any]] = {
     "no offsets": {"startingOffsets": "nonsense"},
     "a time that no record has": {"startingTimestamp": FUTURE_MS},
     "no tasks": {"minPartitions": 0},
+    "tasks by an empty text": {"minPartitions": ""},
+    "tasks with a blank": {"minPartitions": " 5"},
+    "headers with a blank": {"includeHeaders": " true"},
+    "losses with a blank": {"failOnDataLoss": "false "},
+    "offsets as text": {"startingOffsets": '{"n-a":{"0":"3","1":"-2"}}'},
+    "offsets by an empty text": {"startingOffsets": ""},
+    "partitions as text": {"assign": '{"n-a":["0"]}'},
     "a reset": {"kafka.auto.offset.reset": "earliest"},
     "commits by the client": {"kafka.enable.auto.commit": "true"},
     "a deserializer of keys": {"kafka.key.deserializer": "x.Y"},
@@ -127,6 +134,7 @@ SHORT = (
     "what retention has left",
     "records that retention has removed",
     "a time behind its end",
+    "offsets as text",
 )
 """The reads that `make test` makes, one or two of each kind; `make test-long` makes all."""
 ALIKE_NOW, REFUSED_NOW = (

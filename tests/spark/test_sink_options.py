@@ -49,6 +49,7 @@ def test_names_are_matched_without_case_and_sparks_own_are_passed_over() -> None
         ({"subscribe": "x", "strictOptions": "true"}, "would have no effect: subscribe .Spark's Kafka sink ignores"),
         ({"kafka.bootstrap.servers": " "}, "kafka.bootstrap.servers is missing"),
         ({"topic": " "}, "the option topic is empty"),
+        ({"topic": ""}, "the option topic is empty"),
         ({"delivery": "exactly-once"}, "not there yet"),
         ({"delivery": "at-most-once"}, "at-least-once"),
         ({"transactionalIdPrefix": "x"}, "not there yet"),

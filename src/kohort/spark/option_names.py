@@ -51,6 +51,19 @@ SPELLINGS = {
     )
 }
 """Proper spelling of the options of other sources, sinks and formats: Spark passes every name in lower case."""
+TABLE_PROPERTIES = frozenset(
+    ("collation", "comment", "external", "is_managed_location", "location", "owner", "provider")
+)
+"""Properties of a table in Spark's catalog, which `CREATE TABLE` passes beside the options.
+
+Source: Apache Spark's TableCatalog.
+"""
+TABLE_OPTION_PREFIX = "option."
+"""`CREATE TABLE` passes each option a second time, with this prefix."""
+OF_A_TABLE = (
+    "the options of CREATE TABLE (Spark hands over none of them when the table is read or written: name them there by "
+    "WITH (…), or use CREATE TEMPORARY VIEW)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +74,22 @@ class ClassifiedOptions:
         own: kohort's options, with their names as declared.
         kafka: options with the prefix `kafka.`, without the prefix.
         unknown: names of no known option.
+        of_a_table: whether they are from a `CREATE TABLE`, which Spark asks for the columns alone.
     """
 
     own: dict[str, str] = field(default_factory=dict)
     kafka: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
+    of_a_table: bool = False
+
+    def ignored_options(self, of_sparks: str) -> list[str | None]:
+        """Return notes on the options without effect: all of a `CREATE TABLE`, and unknown ones.
+
+        Args:
+            of_sparks: the counterpart of Spark's own that ignores unknown options too.
+        """
+        unknown = ignored_options_note(self.unknown, f"{of_sparks} ignores {it_or_these(self.unknown)} too")
+        return [OF_A_TABLE if self.of_a_table else None, unknown]
 
 
 def classify_options(raw: Mapping[str, str], declared: type, ignored: Iterable[str] = ()) -> ClassifiedOptions:
@@ -80,9 +104,12 @@ def classify_options(raw: Mapping[str, str], declared: type, ignored: Iterable[s
         InvalidInputError: a name is probably a misspelt option, or there are no bootstrap servers.
     """
     spelling = {name.lower(): name for name in _names(declared)}
-    given = ClassifiedOptions()
+    names = {key.lower() for key in raw}
+    given = ClassifiedOptions(of_a_table={"provider", "owner"} <= names)
     for key, value in raw.items():
         lower = key.lower()
+        if given.of_a_table and (lower in TABLE_PROPERTIES or lower.startswith(TABLE_OPTION_PREFIX)):
+            continue
         if lower in spelling:
             given.own[spelling[lower]] = value
         elif lower.startswith(KAFKA_PREFIX):

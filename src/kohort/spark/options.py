@@ -32,6 +32,19 @@ IGNORED_BY_A_BATCH = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTrigge
 """Streaming options that Spark's own source ignores in a batch read, with a warning."""
 WORDS_IN_ANY_CASE = ("startingOffsetsByTimestampStrategy", "group.protocol", "kafka.group.protocol")
 """Options whose words Spark's source or Java's client takes in any case."""
+NUMBERS_OF_SPARK = (
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "startingTimestamp",
+    "endingTimestamp",
+)
+"""Options that Spark's source reads as Java's whole numbers, which have no underscores; times alone may be padded."""
+FLAGS_OF_SPARK = ("includeHeaders", "failOnDataLoss")
+"""Options that Spark's source reads as Java's booleans: true or false in any case, without blanks around them."""
+OFFSETS_OF_SPARK = ("startingOffsets", "endingOffsets", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp")
+"""Options that Spark's source reads as words or JSON: an empty text is neither."""
 NOT_IN_REGION = {
     "assign": "the region's groups share partitions out: subscribe instead",
     "plannedRanges": "a region takes its queries back to finished batches, so that none is read again",
@@ -57,6 +70,7 @@ NOT_OF_A_GROUP = {name.lower(): name for name in ("groupIdPrefix", "groupId", "g
 The first is one of Spark's own Kafka source. The others are frequent in jobs, and that source ignores them. A job that
 moves here must not become a member of a group by them.
 """
+_NUMBER = re.compile(r"[+-]?\d+")
 _SIZE = re.compile(r"\s*(\d+)([bkmgtp])b?\s*", re.ASCII | re.IGNORECASE)
 BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp")
 IGNORED_BY_A_STREAM = ("endingTimestamp",)
@@ -285,9 +299,10 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         )
     given = classify_options(raw, SourceOptions, {*OF_SPARKS_OWN, *NOT_OF_A_GROUP})
     own = given.own
-    own.update({name: own[name].strip().lower() for name in WORDS_IN_ANY_CASE if name in own})
+    own.update({name: own[name].lower() for name in WORDS_IN_ANY_CASE if name in own})
     if "maxBytesPerTrigger" in own:
         own["maxBytesPerTrigger"] = _without_unit(own["maxBytesPerTrigger"])
+    _check_spelling(own)
     options = from_properties(SourceOptions, own)
     _check_reset(options, given.kafka)
     client = client_settings_from_options(given.kafka, ConsumerConfig, "source")
@@ -301,7 +316,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         ignored_options_note(tuning, f"{'it tunes' if len(tuning) == 1 else 'they tune'} {SPARKS_SOURCE}"),
         ignored_options_note(of_groups, "a query is in the group of group.id, or in none"),
         *client.ignored,
-        ignored_options_note(given.unknown, f"{SPARKS_SOURCE} ignores {it_or_these(given.unknown)} too"),
+        *given.ignored_options(SPARKS_SOURCE),
     ]
     if streaming is not None:
         kind, passed_over = ("a stream", IGNORED_BY_A_STREAM) if streaming else ("a batch read", IGNORED_BY_A_BATCH)
@@ -318,6 +333,25 @@ def _without_unit(size: str) -> str:
     """Return a size such as 10m or 64kb in bytes, as Spark's own sources take it; another text stays as it is."""
     found = _SIZE.fullmatch(size)
     return size if found is None else str(int(found[1]) << 10 * "bkmgtp".index(found[2].lower()))
+
+
+def _check_spelling(own: Mapping[str, str]) -> None:
+    """Refuse values that Spark's own source refuses, and that settings otherwise take in more than one spelling.
+
+    Raises:
+        InvalidInputError: a number has underscores, or is empty or padded; a flag is empty or padded; or offsets are
+            empty.
+    """
+    for name in NUMBERS_OF_SPARK:
+        text = own.get(name, "0")
+        if not _NUMBER.fullmatch(text.strip() if name.endswith("Timestamp") else text):
+            raise InvalidInputError(f"{name} must be a whole number, not {text!r}")
+    for name in FLAGS_OF_SPARK:
+        if own.get(name, "true").lower() not in ("true", "false"):
+            raise InvalidInputError(f"{name} must be true or false, not {own[name]!r}")
+    for name in OFFSETS_OF_SPARK:
+        if not own.get(name, "latest").strip():
+            raise InvalidInputError(f"{name} is empty: leave the option out, or say where the read starts or ends")
 
 
 def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
@@ -427,8 +461,8 @@ def _listed(numbers: object) -> list[Any]:
 
 
 def _whole(number: Any) -> int:
-    """Return a JSON value as a whole number, also from a string; refuse fractions and true, which `int` would take."""
-    if isinstance(number, bool) or (isinstance(number, float) and not number.is_integer()):
+    """Return a JSON number without a fraction; refuse text and true, which `int` would take."""
+    if isinstance(number, bool | str) or (isinstance(number, float) and not number.is_integer()):
         raise ValueError(number)
     return int(number)
 

@@ -11,7 +11,7 @@ from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import client_settings_from_options, name_settings_as_options
-from kohort.spark.option_names import classify_options, ignored_options_note, it_or_these, refuse_ignored_options
+from kohort.spark.option_names import classify_options, refuse_ignored_options
 from kohort.spark.options import ClientOptions, kafka_client_settings
 
 OF_SPARK = frozenset(
@@ -85,7 +85,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     options = from_properties(SinkOptions, given.own)
     client = client_settings_from_options(given.kafka, ProducerConfig, "sink")
     options.kafka.update(client.taken)
-    if options.topic is not None and not options.topic.strip():
+    if not given.own.get("topic", "a").strip():
         raise InvalidInputError("the option topic is empty: name the topic, or leave the option out and have a column")
     _check_values(options)
     if options.delivery != "at-least-once" or options.transactional_id_prefix is not None:
@@ -103,7 +103,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     ignored_options = [
         UNACKNOWLEDGED if unacknowledged else None,
         *client.ignored,
-        ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
+        *given.ignored_options("Spark's Kafka sink"),
     ]
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored_options(options.ignored, options.strict_options)

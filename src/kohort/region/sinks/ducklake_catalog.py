@@ -63,7 +63,27 @@ _REFUSED: Final = (
 """Errors of a statement that fails again, however often it is repeated."""
 _ISOLATED: Final = ("repeatable read", "serializable")
 _NO_RIGHT: Final = ("permission denied for", "password authentication failed", "no password supplied")
-"""PostgreSQL's texts for a catalog that this user may not read or write."""
+"""PostgreSQL's English texts for a login that fails, which has no SQLSTATE, and for a missing right.
+
+A server may have them in another language; `_RIGHTS_LACKING` finds missing rights then too.
+"""
+_RIGHTS_LACKING: Final = """
+SELECT 'public.' || c.relname || ' (' || n.privilege || ')' FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace AND s.nspname = 'public' JOIN (VALUES
+    ('ducklake_metadata', 'SELECT'), ('ducklake_snapshot', 'SELECT'), ('ducklake_schema', 'SELECT'),
+    ('ducklake_table', 'SELECT'), ('ducklake_column', 'SELECT'), ('ducklake_data_file', 'SELECT'),
+    ('ducklake_snapshot', 'INSERT'), ('ducklake_snapshot_changes', 'INSERT'), ('ducklake_data_file', 'INSERT'),
+    ('ducklake_file_column_stats', 'INSERT'), ('ducklake_table_stats', 'UPDATE')
+) n (relation, privilege) ON c.relname = n.relation
+WHERE c.relkind = 'r' AND NOT pg_catalog.has_table_privilege(c.oid, n.privilege)
+UNION ALL SELECT 'the schema public (USAGE)' WHERE NOT pg_catalog.has_schema_privilege('public', 'USAGE')
+UNION ALL SELECT 'the schema public (CREATE)' WHERE NOT pg_catalog.has_schema_privilege('public', 'CREATE')
+    AND NOT EXISTS (SELECT FROM pg_catalog.pg_class WHERE relname = 'ducklake_metadata')
+"""
+"""A query for the rights that a sink needs in PostgreSQL, and that this user lacks.
+
+DuckDB hands on PostgreSQL's messages, and not its SQLSTATE (42501).
+"""
 _ESCAPED_NAME: Final = "{lake\0}"
 """The stand-in for `{lake}` in names that others chose. DuckDB takes no zero, so that no name has it."""
 _COLUMNS_REFUSED: Final = "too many columns on "
@@ -185,7 +205,7 @@ class DuckLake:
             InvalidInputError: a statement is refused for good; the message says why.
         """
         name = f"lake{next(_NAMES)}"
-        with translated_duckdb_errors(self._place):
+        with self._translated_errors():
             with contextlib.closing(_database().cursor()) as cursor:
                 at = self._begun(cursor, name)
                 try:
@@ -196,6 +216,9 @@ class DuckLake:
                         self._commit_snapshot(at)
                 finally:
                     _abandon_transaction(cursor, name)
+
+    def _translated_errors(self) -> contextlib.AbstractContextManager[None]:
+        return translated_duckdb_errors(self._place)
 
     def _begun(self, cursor: duckdb.DuckDBPyConnection, name: str) -> LakeTransaction:
         return LakeTransaction(cursor, name)
@@ -263,11 +286,45 @@ class PostgresLake(DuckLake):
         self.catalog = parameters
 
     def check_rights(self) -> None:
-        """Do nothing: PostgreSQL checks rights itself when the sink creates its tables."""
+        """Check that this user may do in the database what each publication does.
+
+        Raises:
+            NotAuthorizedError: it may not. A commit would be refused, as if others had written meanwhile.
+        """
+        if lacking := self._lacking_rights():
+            raise self._no_right(lacking)
 
     def is_there(self) -> bool:
         """Return True: the database must exist before the lake, or else no connection can be opened."""
         return True
+
+    @contextlib.contextmanager
+    def _translated_errors(self) -> Iterator[None]:
+        """Translate errors as for any lake; if this user lacks a right to the catalog, the error is not retriable."""
+        try:
+            with super()._translated_errors():
+                yield
+        except RetriableError as error:
+            if lacking := self._lacking_rights():
+                raise self._no_right(lacking) from error
+            raise
+
+    def _no_right(self, lacking: Sequence[str]) -> NotAuthorizedError:
+        return NotAuthorizedError(
+            f"No right to write {self._place}: grant the user of its catalog {', '.join(lacking)}"
+        )
+
+    def _lacking_rights(self) -> list[str]:
+        """Return the rights in the database that this user lacks; none if the database does not answer."""
+        name = f"lake{next(_NAMES)}"
+        with contextlib.suppress(duckdb.Error), contextlib.closing(_database().cursor()) as cursor:
+            try:
+                cursor.execute(f"ATTACH {_sql_text(self.catalog)} AS {name} (TYPE postgres, READ_ONLY)")
+                found = cursor.execute("FROM postgres_query(?, ?)", [name, _RIGHTS_LACKING]).fetchall()
+                return sorted(text for (text,) in found)
+            finally:
+                _abandon_transaction(cursor, name)
+        return []
 
     def _attach_options(self) -> list[str]:
         return []
@@ -417,7 +474,7 @@ def translated_duckdb_errors(place: str) -> Iterator[None]:
     except duckdb.SerializationException as error:
         raise CorruptDataError(f"{place} can't be read: {first_error_line(error)}") from error
     except duckdb.Error as error:
-        if any(text in str(error) for text in _NO_RIGHT):  # by text: PostgreSQL's errors have no class in DuckDB
+        if any(text in str(error) for text in _NO_RIGHT):  # by text: DuckDB does not hand on SQLSTATE
             raise NotAuthorizedError(f"No right to write {place}: {first_error_line(error)}") from error
         if "file is not a database" in str(error):  # by text: SQLite's errors have no class in DuckDB
             raise InvalidInputError(f"The catalog of {place} is no SQLite file: {first_error_line(error)}") from error
