@@ -11,6 +11,7 @@ from tests.cli.running import Kohort, Said, committed, fill
 from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
+from kohort.cli.group_changes import format_plan_lines, read_offset_plan
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import AFTER_LOST_ANSWER, OffsetAndMetadata
 from kohort.errors import ErrorCode
@@ -273,6 +274,7 @@ def test_refusal_of_a_repetition_says_nothing_of_the_first_try(
         ("a,g,t,0,1\n", "line 1"),
         ("\xff\n", "no text"),
         (f"t,0,1\n{'t' * 140_000},0,1\n", "line 2: field larger than field limit"),
+        (",".join(["t" * 1_000] * 9) + "\n", f"line 1: {'t' * 100!r}… is no TOPIC"),
     ],
 )
 def test_a_bad_plan_is_wrong_use(text: str, reported: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,6 +282,19 @@ def test_a_bad_plan_is_wrong_use(text: str, reported: str, tmp_path: Path, capsy
     plan.write_bytes(text.encode("latin-1"))
     assert run(["groups", "reset-offsets", "g", "--from-file", str(plan)]) == 2
     assert reported in capsys.readouterr().err
+
+
+NAMES = ("pay", " pay", "pay ", "\ufeffpay", "pa\ny", "pa\ry", "pa\r\ny", 'p"a,y', "'pay'", "=pay", "\tpay", "pay\x00")
+
+
+def test_names_of_groups_survive_an_export(tmp_path: Path) -> None:
+    """Everyone who may make a group names it. A name that was read as another one would reset that group's offsets."""
+    rows = [{"group": name, "topic": "t", "partition": 0, "new": at} for at, name in enumerate(NAMES)]
+    plan = tmp_path / "plan.csv"
+    for order in (rows, rows[3:] + rows[:3]):
+        plan.write_bytes(format_plan_lines(order, with_group=True).encode())
+        found = read_offset_plan(plan)
+        assert found == {name: {TopicPartition("t", 0): at} for at, name in enumerate(NAMES)}
 
 
 def test_a_plan_without_groups_is_for_one(kohort: Kohort, topic: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import http.client
 from collections.abc import Iterator
 
 import pytest
@@ -17,7 +18,15 @@ from prometheus_client.core import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from kohort.io.metrics_http import CONTENT_TYPE, PreformattedFamily, metrics_app, metrics_page, sample_number_text
+from kohort.io.metrics_http import (
+    CONTENT_TYPE,
+    HEADERS,
+    MetricsServer,
+    PreformattedFamily,
+    metrics_app,
+    metrics_page,
+    sample_number_text,
+)
 
 NAMES = ("plain", "", 'quote"d', "back\\slash", "line\nbreak", "ünïcode", 'all\\"\n\\n of them', "a,b={}")
 
@@ -58,9 +67,9 @@ def librarys_page() -> bytes:
     return generate_latest(registry)
 
 
-def asked(method: str = "GET", **environ: str) -> tuple[str, dict[str, str], bytes]:
+def asked(method: str = "GET", *, is_local: bool = False, **environ: str) -> tuple[str, dict[str, str], bytes]:
     answers: list[tuple[str, dict[str, str]]] = []
-    body = metrics_app(Everything())(
+    body = metrics_app(Everything(), is_local=is_local)(
         {"REQUEST_METHOD": method, **environ}, lambda status, headers: answers.append((status, dict(headers)))
     )
     return *answers[0], b"".join(body)
@@ -75,11 +84,11 @@ def test_page_is_the_librarys() -> None:
 
 def test_scraper_that_takes_gzip_gets_the_same_page() -> None:
     status, headers, body = asked(HTTP_ACCEPT_ENCODING="deflate, gzip;q=1.0")
-    sent_headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(body))}
+    sent_headers = {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(body)), **HEADERS}
     assert (status, headers) == ("200 OK", {**sent_headers, "Content-Encoding": "gzip"})
     page = librarys_page()
     assert gzip.decompress(body) == page
-    assert asked() == ("200 OK", {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(page))}, page)
+    assert asked() == ("200 OK", {"Content-Type": CONTENT_TYPE, "Content-Length": str(len(page)), **HEADERS}, page)
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
@@ -123,3 +132,65 @@ def test_families_are_chosen_by_name() -> None:
 def test_other_methods_are_refused(method: str) -> None:
     status, headers, body = asked(method)
     assert (status, headers, body) == ("405 Method Not Allowed", {"Allow": "GET, HEAD"}, b"")
+
+
+HOSTS = {
+    "localhost": True,
+    "localhost:9400": True,
+    "127.0.0.1:9400": True,
+    "127.8.0.1": True,
+    "[::1]:9400": True,
+    "": False,
+    "evil.example": False,
+    "evil.example:9400": False,
+    "127.0.0.1.evil.example": False,
+    "evil.example@127.0.0.1,evil.example": False,
+    "127.0.0.1,evil.example": False,
+    "[": False,
+    "192.0.2.1:9400": False,
+}
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_server_on_loopback_answers_its_own_names_alone(host: str) -> None:
+    """The name of a web page may lead to loopback; its scripts could read the names of groups."""
+    server = MetricsServer("127.0.0.1", 0, Everything())
+    insecure = MetricsServer("127.0.0.1", 0, Everything(), is_insecure=True)
+    try:
+        assert [status_of(found.address, host) for found in (server, insecure)] == [200 if HOSTS[host] else 421, 200]
+    finally:
+        server.close()
+        insecure.close()
+
+
+def test_server_on_loopback_of_ipv6_checks_names_too() -> None:
+    server = MetricsServer("::1", 0, Everything())
+    try:
+        port = server.address.rpartition(":")[2]
+        assert [status_of(f"[::1]:{port}", host) for host in ("evil.example", f"[::1]:{port}")] == [421, 200]
+    finally:
+        server.close()
+
+
+def status_of(address: str, host: str) -> int:
+    connection = http.client.HTTPConnection(address, timeout=20)
+    try:
+        connection.putrequest("GET", "/metrics", skip_host=True)
+        connection.putheader("Host", host)
+        connection.endheaders()
+        answer = connection.getresponse()
+        assert (b"lag{" in answer.read()) == (answer.status == 200)
+        return answer.status
+    finally:
+        connection.close()
+
+
+def test_scrape_without_a_host_is_answered() -> None:
+    assert asked(is_local=True)[0] == "200 OK"
+    assert asked(is_local=True, HTTP_HOST="evil.example")[0] == "421 Misdirected Request"
+
+
+def test_page_is_not_for_other_web_pages() -> None:
+    _, headers, _ = asked()
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert headers["Cross-Origin-Resource-Policy"] == "same-origin"

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import struct
+from collections.abc import Callable
 from dataclasses import replace
 from uuid import UUID
 
 import msgspec
+import pyarrow as pa
 import pytest
 
+from kohort.errors import CorruptDataError
 from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
+from kohort.region.record_codec import region_in_claim_key, region_in_record_key
 from kohort.region.records import Contribution, KeyedStateHead, OffsetSpan, Part, Position
+from kohort.region.sinks.compaction import decode_generation
+from kohort.region.sinks.owner_marker import OwnerMarker, decode_owner_marker, schema_of
+from kohort.region.sinks.staged_files import read_json
+from kohort.region.sinks.staging_topic import join_pieces, split_into_pieces
 from kohort.region.staged import StagedKey
 
 TOPIC_ID, REGION_ID = UUID(int=5), UUID(int=6)
@@ -102,3 +112,50 @@ def test_what_is_no_message_is_said_so(body: bytes) -> None:
 def test_an_order_is_nothing_that_a_control_plane_hears() -> None:
     with pytest.raises(UnknownMessageError, match="Publish"):
         decode_report(encode(messages.Publish(1, 4, ())))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        pytest.param(b"[[]]", id="list in place of a kind"),
+        pytest.param(b"[{}]", id="object in place of a kind"),
+        pytest.param(b"[" * 100_000, id="deep"),
+        pytest.param(b'["\xff"]', id="no text"),
+        pytest.param(b"5", id="number"),
+    ],
+)
+def test_key_of_a_stranger_names_no_region(key: bytes) -> None:
+    assert region_in_claim_key(key) is None
+    assert region_in_record_key(key) is None
+
+
+DEEP = b'{"unknown": ' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("content", [DEEP, b'{"region": "\xff"}', b"{"], ids=["deep", "no text", "cut off"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        pytest.param(lambda data: decode_owner_marker(data, "folder"), id="owner marker"),
+        pytest.param(lambda data: decode_generation(data, "folder"), id="generation"),
+        pytest.param(lambda data: read_json(lambda _: data, "path", OwnerMarker), id="file"),
+    ],
+)
+def test_json_of_a_stranger_in_a_sinks_folder_is_refused(read: Callable[[bytes], object], content: bytes) -> None:
+    with pytest.raises(CorruptDataError, match="can't be read"):
+        read(content)
+
+
+def test_schema_of_a_stranger_is_refused() -> None:
+    damaged = b"\xff\xff\xff\xff\x10\0\0\0" + b"\1" * 40
+    with pytest.raises(CorruptDataError, match="A schema can't be read"):
+        schema_of(base64.b64encode(damaged).decode())
+
+
+@pytest.mark.parametrize("last", [24, 2_000_000_000], ids=["other memory", "end of the process"])
+def test_staged_rows_with_offsets_beyond_their_texts_are_refused(last: int) -> None:
+    data = b"".join(split_into_pieces(pa.table({"a": ["x" * 10, "y" * 10]})))
+    offsets = struct.pack("<iii", 0, 10, 20)
+    assert data.count(offsets) == 1  # too short to be compressed
+    with pytest.raises(CorruptDataError, match="Staged rows can't be read"):
+        join_pieces([data.replace(offsets, struct.pack("<iii", 0, 10, last))])

@@ -207,7 +207,18 @@ def test_initial_offsets_of_spark_2_have_no_version() -> None:
     assert parse_initial_offsets(b'{"t":{"0":7}}') == {TopicPartition("t", 0): 7}
 
 
-@pytest.mark.parametrize("raw", [b"", b"\x00v1\n", b"\x00v1\n[1]", b'\x00v1\n{"t":{"0":-1}}', b"\xff"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        pytest.param(b"", id="empty"),
+        pytest.param(b"\x00v1\n", id="a version alone"),
+        pytest.param(b"\x00v1\n[1]", id="a list"),
+        pytest.param(b'\x00v1\n{"t":{"0":-1}}', id="a negative offset"),
+        pytest.param(b"\xff", id="no text"),
+        pytest.param(b"\x00v1\n" + b"[" * 100_000, id="deep"),
+        pytest.param(b'\x00v1\n{"t":{"' + b"9" * 5_000 + b'":1}}', id="a long number"),
+    ],
+)
 def test_initial_offsets_that_are_something_else_are_refused(raw: bytes) -> None:
     with pytest.raises(CorruptDataError, match="initial offsets of Spark's Kafka source"):
         parse_initial_offsets(raw)

@@ -81,6 +81,18 @@ def test_stamps_survive_metadata_and_strangers_have_none() -> None:
 
 
 @pytest.mark.parametrize(
+    "metadata",
+    [
+        pytest.param('{"query":"q","batch":1e999}', id="infinite"),
+        pytest.param('{"query":"q","batch":NaN}', id="no number"),
+        pytest.param("[" * 4_096, id="deep"),
+    ],
+)
+def test_hostile_metadata_of_a_commit_is_no_stamp(metadata: str) -> None:
+    assert CommitStamp.from_metadata(metadata) is None
+
+
+@pytest.mark.parametrize(
     ("committed", "checkpoint", "start"),
     [
         (None, None, None),

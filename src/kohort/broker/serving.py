@@ -82,7 +82,8 @@ class Serving:
         from kohort.io.server_certificates import load_certificates
 
         tls = load_certificates("metrics", self._config.metrics_tls, self._config.metrics_client_ca)
-        self._metrics = MetricsServer(host, port, self._exporter(), tls)
+        open_to_all = self._config.metrics_insecure
+        self._metrics = MetricsServer(host, port, self._exporter(), tls, is_insecure=open_to_all)
 
     def _exporter(self) -> Collector:
         from kohort.broker.metrics_exporter import Exporter

@@ -184,7 +184,7 @@ def exporter(  # noqa: PLR0913 - each is an option
             watches.append(watch)
         ended = EndingSignals()
         collector = LagExporter(watches)
-        server = MetricsServer(host, port, collector, tls)
+        server = MetricsServer(host, port, collector, tls, is_insecure=security.insecure)
         stack.callback(server.close)
         if url is not None:
             push = _push(url, collector, interval / 1000, is_read, server.address)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 from cyclopts import Parameter
 
@@ -38,9 +39,15 @@ K = TypeVar("K")
 
 # -- Files of `kohort groups reset-offsets`
 
+_SHOWN_CHARS: Final = 100
+"""Characters of a line that an error shows."""
+_QUOTED: Final = re.compile('[",]')
+
 
 def read_offset_plan(path: Path) -> Plan:
     """Read a file of offsets to set: lines TOPIC,PARTITION,OFFSET, or lines GROUP,TOPIC,PARTITION,OFFSET.
+
+    A group's name counts as it is written, with blanks and line breaks: a name that differs in these is another group.
 
     Raises:
         UsageError: a line is neither, both kinds of lines occur, or a partition is named twice.
@@ -50,14 +57,15 @@ def read_offset_plan(path: Path) -> Plan:
 
     plan: Plan = {}
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is no text: {error}") from error
     for number, fields in _csv_rows(path, text):
         if not fields:
             continue
         try:
-            *group, topic, partition, offset = (field.strip() for field in fields)
+            *group, topic, partition, offset = fields
+            topic = topic.strip()
             key, value = TopicPartition(topic, int(partition)), int(offset)
         except ValueError as error:
             raise UsageError(_no_line(path, number, fields)) from error
@@ -75,7 +83,7 @@ def read_offset_plan(path: Path) -> Plan:
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a file of comma-separated values with their numbers, from 1 on."""
-    rows = csv.reader(io.StringIO(text))
+    rows = csv.reader(io.StringIO(text, newline=""))
     try:
         yield from enumerate(rows, start=1)
     except csv.Error as error:  # such as a field over 131,072 characters
@@ -83,17 +91,27 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def _no_line(path: Path, number: int, fields: Iterable[str]) -> str:
-    return (
-        f"{path} line {number}: {','.join(fields)!r} is no TOPIC,PARTITION,OFFSET and no GROUP,TOPIC,PARTITION,OFFSET"
-    )
+    line = ",".join(fields)
+    shown = repr(line) if len(line) <= _SHOWN_CHARS else f"{line[:_SHOWN_CHARS]!r}…"
+    return f"{path} line {number}: {shown} is no TOPIC,PARTITION,OFFSET and no GROUP,TOPIC,PARTITION,OFFSET"
 
 
 def format_plan_lines(rows: Iterable[Mapping[str, Any]], *, with_group: bool) -> str:
     """Format rows with group, topic, partition and new offset as lines that `read_offset_plan` reads."""
-    out = io.StringIO()
-    keys = ("group", "topic", "partition", "new") if with_group else ("topic", "partition", "new")
-    csv.writer(out, lineterminator="\n").writerows([row[key] for key in keys] for row in rows)
-    return out.getvalue()
+    return "".join(
+        (f"{_csv_field(row['group'])}," if with_group else "") + f"{row['topic']},{row['partition']},{row['new']}\n"
+        for row in rows
+    )
+
+
+def _csv_field(text: str) -> str:
+    """Return a group's name as a field of a line; names with other characters than usual are quoted.
+
+    Quotes also keep a mark of byte order at the beginning of a file, and line breaks of every kind.
+    """
+    if text and text.isprintable() and text == text.strip() and not _QUOTED.search(text):
+        return text
+    return '"' + text.replace('"', '""') + '"'
 
 
 # -- `kohort groups reset-offsets`: new committed offsets, previewed first and set on --execute

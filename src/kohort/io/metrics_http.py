@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from socketserver import ThreadingMixIn
@@ -37,6 +37,7 @@ from prometheus_client.utils import floatToGoString
 
 from kohort.errors import KafkaError
 from kohort.io.connection_gate import PausingServer
+from kohort.io.host_header import names_loopback
 from kohort.io.log_throttle import FailureThrottle
 from kohort.io.platforms import reserve_port
 from kohort.io.server_certificates import ServerCertificates
@@ -233,6 +234,12 @@ _PLAIN_MAX: Final = 1_000_000
 _float_text: Callable[[float], str] = floatToGoString
 _ESCAPES: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
+HEADERS: Final[Mapping[str, str]] = {"Cross-Origin-Resource-Policy": "same-origin", "X-Content-Type-Options": "nosniff"}
+"""Headers of the page for browsers: no other page embeds it."""
+_MISDIRECTED: Final = (
+    b"the host in the address must be localhost or a loopback address; a proxy has to send such a name\n"
+)
+
 WsgiApp: TypeAlias = Callable[[dict[str, str], Callable[[str, list[tuple[str, str]]], object]], list[bytes]]
 
 
@@ -325,11 +332,15 @@ def _encoded(texts: list[str], compressor: zlib._Compress | None) -> bytes:
     return text if compressor is None else compressor.compress(text)
 
 
-def metrics_app(collector: Collector) -> WsgiApp:
+def metrics_app(collector: Collector, *, is_local: bool = False) -> WsgiApp:
     """Return the WSGI application of the page.
 
     `?name[]=` selects families by name. All paths answer, as prometheus-client's do. One page is written at a time,
     since one of many groups takes memory.
+
+    Args:
+        collector: Yields the families.
+        is_local: Refuse requests whose Host header names another host than this machine. Browsers always send one.
     """
     writing = threading.Lock()
 
@@ -337,12 +348,19 @@ def metrics_app(collector: Collector) -> WsgiApp:
         if request["REQUEST_METHOD"] not in ("GET", "HEAD"):
             start("405 Method Not Allowed", [("Allow", "GET, HEAD")])
             return []
+        if is_local and not names_loopback(request.get("HTTP_HOST", "localhost")):
+            start("421 Misdirected Request", [("Content-Type", "text/plain; charset=utf-8")])
+            return [_MISDIRECTED]
         wanted = set(parse_qs(request.get("QUERY_STRING", "")).get("name[]", ()))
         families = (family for family in collector.collect() if not wanted or _is_wanted(family, wanted))
         compressed = gzip_accepted(request.get("HTTP_ACCEPT_ENCODING", ""))
         with writing:
             page = metrics_page(families, compressed=compressed)
-        headers = [("Content-Type", CONTENT_TYPE), ("Content-Length", str(sum(map(len, page))))]
+        headers = [
+            ("Content-Type", CONTENT_TYPE),
+            ("Content-Length", str(sum(map(len, page)))),
+            *HEADERS.items(),
+        ]
         start("200 OK", [*headers, *([("Content-Encoding", "gzip")] if compressed else [])])
         return page
 
@@ -360,13 +378,32 @@ class MetricsServer:
         KafkaError: the address can't be listened on.
     """
 
-    def __init__(self, host: str, port: int, collector: Collector, tls: ServerCertificates | None = None) -> None:
-        """Start the server. Each scrape queries `collector` on a thread of its own."""
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        collector: Collector,
+        tls: ServerCertificates | None = None,
+        *,
+        is_insecure: bool = False,
+    ) -> None:
+        """Start the server.
+
+        Args:
+            host: The address to listen on. On loopback, web pages of other hosts get no answer.
+            port: The port; 0: any free one.
+            collector: Each scrape queries it on a thread of its own.
+            tls: The TLS of connections; None: plain HTTP.
+            is_insecure: The operator lets everyone read the metrics, so that web pages may too.
+        """
         try:
             self._server = _Server((host, port), tls)
         except OSError as error:
             raise KafkaError(f"can't serve metrics on {host}:{port}: {error.strerror or error}") from None
-        self._server.set_app(metrics_app(collector))
+        bound = self._server.server_name
+        is_local = names_loopback(f"[{bound}]" if ":" in bound else bound)
+        is_open = is_insecure or (tls is not None and tls.requires_client_certificates)
+        self._server.set_app(metrics_app(collector, is_local=is_local and not is_open))
         self._thread = threading.Thread(target=self._server.serve_forever, name="kohort-metrics", daemon=True)
         self._thread.start()
         self.address = f"{host}:{self._server.server_port}"

@@ -167,7 +167,7 @@ def region_in_record_key(key: bytes) -> str | None:
         kind, *about = msgspec.json.decode(key)
     except _NO_KEY:
         return None
-    return str(about[0]) if kind in _KINDS and kind != "claim" and about else None
+    return str(about[0]) if isinstance(kind, str) and kind in _KINDS and kind != "claim" and about else None
 
 
 def region_in_claim_key(key: bytes) -> str | None:

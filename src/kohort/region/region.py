@@ -172,7 +172,8 @@ class Region(ClosedOnExit):
         from kohort.region.metrics import RegionExporter  # an HTTP server that few applications need
 
         tls = load_certificates("metrics", access.tls, access.client_ca)
-        return MetricsServer(host, port, RegionExporter(self.name, self._measured_now, self._plane_seen), tls)
+        exporter = RegionExporter(self.name, self._measured_now, self._plane_seen)
+        return MetricsServer(host, port, exporter, tls, is_insecure=access.is_insecure)
 
     def _members_now(self) -> list[RegionConsumer]:
         with self._lock:

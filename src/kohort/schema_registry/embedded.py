@@ -9,7 +9,6 @@ fields and error codes.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import json  # not msgspec: schemas and requests are text of other programs
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any, ClassVar, Self
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, NotFoundError, RetriableError
 from kohort.io.connection_gate import PausingServer
+from kohort.io.host_header import names_loopback
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_references import definition_name, full_name, inline_avro_references
 from kohort.schema_registry.avro_values import avro_writer
@@ -675,7 +675,7 @@ class _RegistryHandler(BaseHTTPRequestHandler):
         Raises:
             RefusedRequest: the request names another host, or none.
         """
-        if not _is_loopback_name(self.headers.get("Host", "")):
+        if not names_loopback(self.headers.get("Host", "")):
             self.close_connection = True  # the body is not read
             raise RefusedRequest(
                 HTTPStatus.MISDIRECTED_REQUEST, 421, "the host in the address must be localhost or a loopback address"
@@ -709,15 +709,6 @@ class _RegistryHandler(BaseHTTPRequestHandler):
             if verb == method and found is not None:
                 return respond(self.subjects, [urllib.parse.unquote(part) for part in found.groups() if part], body)
         raise RefusedRequest(HTTPStatus.NOT_FOUND, 404, "HTTP 404 Not Found")
-
-
-def _is_loopback_name(host: str) -> bool:
-    """Return whether a Host header names this machine: localhost, or a loopback address."""
-    try:
-        name = urllib.parse.urlsplit(f"//{host}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
 
 
 def _shown(schema: RegisteredSchema, query: dict[str, Any]) -> dict[str, Any]:

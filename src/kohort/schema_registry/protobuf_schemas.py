@@ -134,8 +134,11 @@ def _check_imports(text: str, imports: Imports, name: str) -> None:
             raise UnusableSchemaError(
                 f"{name} refers to a file whose name is not like folder/file.proto: {path[:80]!r}"
             )
-        if paths.count(path) > 1 or any(other.startswith(f"{path}/") for other in paths):
+        if paths.count(path) > 1:
             raise UnusableSchemaError(f"{name} refers to two files of the name {path[:80]!r}")
+        above = next((file for file in (*paths, _MAIN, *KNOWN_FILES) if path.startswith(f"{file}/")), None)
+        if above is not None:  # writing it would fail as on a full disk, which is retried
+            raise UnusableSchemaError(f"{name} refers to {path[:80]!r}, whose folder {above[:80]!r} is a file")
 
 
 def _run_protoc(folder: Path, files: Sequence[tuple[str, str]], name: str) -> FileDescriptorSet:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import json as _json  # not msgspec: applications get what Python's json gives
-from typing import TYPE_CHECKING, Any
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kohort.client.consumer.effects import Decode
 from kohort.client.settings import ConsumerConfig
@@ -41,24 +42,158 @@ def json(data: bytes) -> Any:
     """
     try:
         return _json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"no JSON: {error}") from error
+
+
+# -- Rows of an Arrow IPC stream. The stream is a stranger's: its lengths and offsets are checked before they are used
+
+ARROW_BYTES_MAX = 256 * 1024 * 1024
+"""Most bytes of a stream's columns: 16 KB of compressed ones can stand for half a gigabyte."""
+ARROW_VALUES_MAX = 5_000_000
+"""Most values of a stream's columns, nulls and nested ones included. As Python objects they take a gigabyte."""
+_SUPPORTED_VERSION = 4
+"""Version 5 of Arrow's metadata, the first that has the field by which compressed columns are recognised (2020)."""
+_INT64 = struct.Struct("<q")
 
 
 def arrow_rows(data: bytes) -> list[dict[str, Any]]:
     """Decode the rows of an Arrow IPC stream.
 
     Raises:
-        CorruptDataError: The bytes are no Arrow stream.
+        CorruptDataError: The bytes are no Arrow stream, it has more than 256 MiB or 5 million values, or Python has no
+            such values (a date after the year 9999).
     """
     import pyarrow as pa
 
     try:
+        _check_arrow_size(data)
         with pa.ipc.open_stream(data) as stream:
-            rows: list[dict[str, Any]] = stream.read_all().to_pylist()
-    except pa.ArrowInvalid as error:
+            table = stream.read_all()
+        table.validate(full=True)  # offsets beyond a buffer would show other memory, or end the process
+        if sum(_python_bytes(chunk) for column in table.columns for chunk in column.chunks) > ARROW_BYTES_MAX:
+            raise CorruptDataError(f"an Arrow stream whose values have more than {ARROW_BYTES_MAX} bytes")
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except (ValueError, TypeError, LookupError, ArithmeticError, OSError, struct.error, pa.ArrowException) as error:
         raise CorruptDataError(f"no Arrow stream: {error}") from error
     return rows
+
+
+def _check_arrow_size(data: bytes) -> None:
+    """Check how many bytes and values the columns of a stream have, before they are decompressed.
+
+    Source: Apache Arrow, "Columnar format", Message.fbs.
+
+    Raises:
+        CorruptDataError: They have too many.
+        ValueError, OSError, struct.error: The bytes are no Arrow stream.
+    """
+    import pyarrow as pa
+
+    size = values = 0
+    for message in pa.ipc.MessageReader.open_stream(data):
+        if message.type not in ("record batch", "dictionary"):
+            continue
+        if message.metadata_version < _SUPPORTED_VERSION:
+            raise ValueError("it is in a form of before Arrow 1.0")
+        table = _FlatbufferTable.root(bytes(message.metadata)).child(2)
+        batch = table if message.type == "record batch" else table.child(1)
+        values += max(batch.int64(0), sum(length for length, _ in batch.pairs(1)))
+        is_compressed, body = bool(batch.field(3)), memoryview(message.body or b"")
+        for offset, length in batch.pairs(2):
+            inside = _INT64.unpack_from(body, offset)[0] if is_compressed and length else -1
+            size += length if inside < 0 else inside
+        if size > ARROW_BYTES_MAX or values > ARROW_VALUES_MAX:
+            raise CorruptDataError(f"an Arrow stream of more than {ARROW_BYTES_MAX} bytes or {ARROW_VALUES_MAX} values")
+
+
+class _FlatbufferTable(NamedTuple):
+    """A table in a flatbuffer that Arrow has verified, by its position."""
+
+    data: bytes
+    position: int
+
+    @classmethod
+    def root(cls, data: bytes) -> _FlatbufferTable:
+        return cls(data, int.from_bytes(data[:4], "little"))
+
+    def field(self, number: int) -> int:
+        """Return the position of a field; 0 if the table lacks it."""
+        vtable = self.position - self._number(self.position, 4, signed=True)
+        at = 4 + 2 * number
+        offset = self._number(vtable + at, 2) if at < self._number(vtable, 2) else 0
+        return self.position + offset if offset else 0
+
+    def child(self, number: int) -> _FlatbufferTable:
+        """Return the table that a field refers to.
+
+        Raises:
+            ValueError: The field is missing.
+        """
+        at = self.field(number)
+        if not at:
+            raise ValueError("a message without its content")
+        return _FlatbufferTable(self.data, at + self._number(at, 4))
+
+    def int64(self, number: int) -> int:
+        """Return a 64-bit integer; 0 if the table lacks the field."""
+        at = self.field(number)
+        return self._number(at, 8, signed=True) if at else 0
+
+    def pairs(self, number: int) -> list[tuple[int, int]]:
+        """Return a vector of structures of two 64-bit integers; empty if the field is missing."""
+        at = self.field(number)
+        if not at:
+            return []
+        start = at + self._number(at, 4)
+        count = self._number(start, 4)
+        numbers = struct.unpack_from(f"<{2 * count}q", self.data, start + 4)
+        return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def _number(self, at: int, size: int, *, signed: bool = False) -> int:
+        return int.from_bytes(self.data[at : at + size], "little", signed=signed)
+
+
+def _python_bytes(array: Any) -> int:
+    """Return an upper bound of the bytes of an array's values as Python objects, where one may stand for many.
+
+    A dictionary, runs and views refer to a stored value any number of times. Python gets a copy each time.
+    """
+    import pyarrow as pa
+
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        return len(array) * _longest(array.dictionary)
+    if pa.types.is_run_end_encoded(kind):
+        return len(array) * _longest(array.values)
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        lengths = memoryview(array.buffers()[1]).cast("i")[4 * array.offset : 4 * (array.offset + len(array)) : 4]
+        return sum(length for length in lengths if length > 0)
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        raise CorruptDataError(f"an Arrow stream with a column of the type {kind}, which is not read")
+    if isinstance(array, pa.ExtensionArray):
+        return _python_bytes(array.storage)
+    if pa.types.is_map(kind):
+        parts = [array.keys, array.items]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        parts = [array.flatten()]
+    elif pa.types.is_struct(kind) or pa.types.is_union(kind):
+        parts = [array.field(number) for number in range(kind.num_fields)]
+    else:
+        parts = []
+    return sum(map(_python_bytes, parts))
+
+
+def _longest(values: Any) -> int:
+    """Return the bytes of the longest value of an array; of an array whose values have parts, those of all."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_string(kind):
+        longest: int | None = pc.max(pc.binary_length(values)).as_py()
+        return longest or 0
+    return max(_python_bytes(values), int(values.nbytes))
 
 
 def with_schema_registry(

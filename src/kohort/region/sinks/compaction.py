@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.files import Output
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON
 from kohort.region.sinks.rows import with_added_columns
 from kohort.region.sinks.staged_files import DICTIONARY_BYTES, Codec
 
@@ -112,7 +113,7 @@ def decode_generation(data: bytes, place: str) -> Generation:
     """
     try:
         found = msgspec.json.decode(data, type=Generation)
-    except msgspec.DecodeError as error:
+    except UNREADABLE_JSON as error:
         raise CorruptDataError(f"A generation of {place} can't be read: {error}") from error
     if found.format != 1:
         raise InvalidInputError(f"{place} was compacted by a newer kohort, in format {found.format}")

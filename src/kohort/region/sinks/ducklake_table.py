@@ -45,7 +45,7 @@ from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import FolderSink, offsets_as_json
 from kohort.region.sinks.columns import fill_null_types, resolve_null_types
-from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON, OwnerMarker
 from kohort.region.sinks.rows import (
     cast_to_sink_schema,
     check_names,
@@ -210,7 +210,7 @@ class DuckLakeTable(FolderSink):
         try:
             claim = msgspec.json.decode(text, type=OwnerMarker)
             claim.rows()
-        except (msgspec.DecodeError, CorruptDataError) as error:
+        except (*UNREADABLE_JSON, CorruptDataError) as error:
             raise CorruptDataError(f"The region's row in {_REGIONS} of {self.place} can't be read: {error}") from error
         if claim.format != 1:
             raise InvalidInputError(f"{self.place} was written by a newer kohort, in format {claim.format}")

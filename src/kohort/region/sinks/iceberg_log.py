@@ -49,7 +49,7 @@ from sqlalchemy.exc import IntegrityError
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.sinks.iceberg_catalog import translated_catalog_errors
-from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON, OwnerMarker
 from kohort.region.sinks.parquet_schema import other_type_text
 from kohort.region.sinks.rows import stored_schema_of_format, with_plain_types
 
@@ -127,7 +127,7 @@ class IcebergLog:
         try:
             claim = msgspec.json.decode(text, type=OwnerMarker)
             claim.rows()
-        except (msgspec.DecodeError, CorruptDataError) as error:
+        except (*UNREADABLE_JSON, CorruptDataError) as error:
             raise CorruptDataError(
                 f"The property {self._prefix}region of {self._place} can't be read: {error}"
             ) from error

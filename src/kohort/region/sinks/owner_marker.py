@@ -25,6 +25,9 @@ _ADDED = "columns-"
 """Prefix of the files that name added columns: `columns-1.json` is the first."""
 UNFINISHED = ".part"
 """Suffix of files that are not completely written yet."""
+UNREADABLE_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The errors of msgspec for bytes that are not the JSON that was expected: also for text that is not UTF-8, and for
+thousands of nested lists."""
 
 
 class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -70,7 +73,7 @@ def schema_of(text: str) -> pa.Schema:
     """
     try:
         return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-    except (ValueError, pa.ArrowException) as error:
+    except (ValueError, OSError, pa.ArrowException) as error:
         raise CorruptDataError(f"A schema can't be read: {error}") from error
 
 
@@ -102,7 +105,7 @@ def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
         if claim.format != 1:
             raise InvalidInputError(f"{folder} was written by a newer kohort, in format {claim.format}")
         claim.rows()
-    except (msgspec.DecodeError, CorruptDataError) as error:
+    except (*UNREADABLE_JSON, CorruptDataError) as error:
         raise CorruptDataError(f"{folder}/{CLAIM} can't be read: {error}") from error
     return claim
 
@@ -161,7 +164,7 @@ def read_marker_with_columns(read: Callable[[str], bytes], folder: str) -> tuple
             columns = schema_of(found.schema)
         except FileNotFoundError:
             break
-        except (msgspec.DecodeError, CorruptDataError) as error:
+        except (*UNREADABLE_JSON, CorruptDataError) as error:
             raise CorruptDataError(f"{path} can't be read: {error}") from error
         if found.format != 1:
             raise InvalidInputError(f"{path} was written by a newer kohort, in format {found.format}")

@@ -74,7 +74,7 @@ from kohort.region.sinks.folder_generations import (
     FolderGenerations,
     create_partition_folders,
 )
-from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON, OwnerMarker
 from kohort.region.sinks.parquet_schema import check_parquet_columns, schema_differences, to_sink_schema
 from kohort.region.sinks.rows import (
     Evolution,
@@ -579,8 +579,11 @@ class ParquetFolder(FolderSink):
         """Return a key's staged files by partition folder; without partitions, its only file by an empty text."""
         if not name.endswith(_PARTS):
             return {"": name}
-        content = read_file(self._files, f"{self.path}/_staging/{name}")
-        return msgspec.json.decode(content, type=dict[str, str])
+        path = f"{self.path}/_staging/{name}"
+        try:
+            return msgspec.json.decode(read_file(self._files, path), type=dict[str, str])
+        except UNREADABLE_JSON as error:
+            raise CorruptDataError(f"{path} can't be read: {error}") from error
 
     def _has_folder(self, sequence: int) -> bool:
         """Return whether the folder `sequence=N` exists and belongs to this region.

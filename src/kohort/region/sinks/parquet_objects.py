@@ -53,7 +53,7 @@ from kohort.region.sinks.compaction import (
     expired_generation_numbers,
 )
 from kohort.region.sinks.object_store import ObjectStore
-from kohort.region.sinks.owner_marker import OwnerMarker
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON, OwnerMarker
 from kohort.region.sinks.parquet_folder import ParquetFolder, SequenceFile
 from kohort.region.staged import StagedKey
 
@@ -181,7 +181,7 @@ class PublishedSequenceLog:
     def _decoded(self, sequence: int, data: bytes) -> PublishedSequence:
         try:
             entry = msgspec.json.decode(data, type=PublishedSequence)
-        except msgspec.DecodeError as error:
+        except UNREADABLE_JSON as error:
             raise CorruptDataError(f"{self._store.url}/{_path(sequence)} can't be read: {error}") from error
         if entry.format != 1:
             raise InvalidInputError(f"{self._store.url} was written by a newer kohort, in format {entry.format}")

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import FileCalls, Output, copy_file, names_in, remove, sync_folder
-from kohort.region.sinks.owner_marker import UNFINISHED
+from kohort.region.sinks.owner_marker import UNFINISHED, UNREADABLE_JSON
 from kohort.region.staged import StagedKey
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ def read_json(read: Callable[[str], bytes], path: str, kind: type[T]) -> T | Non
         return msgspec.json.decode(read(path), type=kind)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except UNREADABLE_JSON as error:
         raise CorruptDataError(f"{path} can't be read: {error}") from error
 
 

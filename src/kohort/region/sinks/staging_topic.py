@@ -38,6 +38,7 @@ from kohort.errors import (
     TimedOutError,
 )
 from kohort.ids import TopicPartition
+from kohort.region.sinks.owner_marker import UNREADABLE_JSON
 from kohort.wire.batch import BatchRecord
 
 MARKER: Final = 0
@@ -137,7 +138,7 @@ class StagingTopic:
             return None
         try:
             marker = msgspec.json.decode(found, type=SinkMarker)
-        except msgspec.DecodeError as error:
+        except UNREADABLE_JSON as error:
             raise CorruptDataError(f"The owner marker in topic {self.topic} can't be read: {error}") from error
         if marker.format != 1:
             raise InvalidInputError(f"Topic {self.topic} was written by a newer kohort, in format {marker.format}")
@@ -338,9 +339,11 @@ def join_pieces(pieces: Sequence[bytes]) -> pa.Table:
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as stream:
-            return stream.read_all()
-    except (pa.ArrowException, OSError) as error:
+            table = stream.read_all()
+        table.validate(full=True)  # offsets beyond a buffer would let later steps read other memory
+    except (ValueError, pa.ArrowException, OSError) as error:
         raise CorruptDataError(f"Staged rows can't be read: {error}") from error
+    return table
 
 
 def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:

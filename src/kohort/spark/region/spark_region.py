@@ -113,7 +113,7 @@ class PinnedAssignor(Stateless):
         for member in sorted(members):
             try:
                 pinned = msgspec.json.decode(members[member].user_data or b"", type=_PinnedQuery)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 raise InvalidInputError(f"member {member} of the group is no query that is pinned") from error
             if pinned.queries != self._queries:
                 raise InvalidInputError(

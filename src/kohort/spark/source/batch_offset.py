@@ -155,14 +155,14 @@ class CommitStamp:
 
     @classmethod
     def from_metadata(cls, text: str | None) -> CommitStamp | None:
-        """Decode a commit's metadata; return None if another client made the commit."""
+        """Decode a commit's metadata; return None if another client made the commit, whatever text it wrote there."""
         try:
             found = json.loads(text) if text else None
             if not isinstance(found, dict):
                 return None
             topic = UUID(found["topic"]) if "topic" in found else None
             return cls(str(found["query"]), int(found["batch"]), topic)
-        except (AttributeError, KeyError, TypeError, ValueError):
+        except (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError):
             return None
 
 

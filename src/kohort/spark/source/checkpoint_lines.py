@@ -39,7 +39,7 @@ class OffsetLogLine:
         """The parsed JSON; None if there is no offset, and for text that is not JSON (another source's own format)."""
         try:
             return json.loads(self.text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
 

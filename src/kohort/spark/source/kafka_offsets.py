@@ -25,6 +25,8 @@ from kohort.spark.source.batch_offset import BatchOffset, OffsetRange
 FINISHED: Final = 1
 """The batch number that stands for everything Spark's source has read; kohort's first batch follows."""
 _HEAD: Final = b"\x00v1\n"
+_DIGITS_MAX: Final = 10
+"""Digits of the largest partition number. Python refuses to convert more than 4,300."""
 
 
 def is_kafka_offset(found: object) -> bool:
@@ -37,9 +39,13 @@ def is_kafka_offset(found: object) -> bool:
         return False
     return all(
         isinstance(numbers, dict)
-        and all(number.isdecimal() and type(offset) is int and offset >= 0 for number, offset in numbers.items())
+        and all(_is_number(number) and type(offset) is int and offset >= 0 for number, offset in numbers.items())
         for numbers in found.values()
     )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _DIGITS_MAX
 
 
 def parse_kafka_offset(found: Mapping[str, Mapping[str, int]]) -> dict[TopicPartition, int]:
@@ -69,7 +75,7 @@ def parse_initial_offsets(raw: bytes) -> dict[TopicPartition, int]:
     version, _, body = text.partition(b"\n")
     try:
         found = json.loads(body if version.startswith(b"v") else text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {error}") from error
     if not is_kafka_offset(found):
         raise CorruptDataError(f"the initial offsets of Spark's Kafka source can't be read: {str(found)[:80]}")
