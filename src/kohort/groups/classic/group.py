@@ -271,6 +271,7 @@ class ClassicRequests(ClassicRebalance):
             keeps = self.subscribed is None or self.topics_hash == self.current_topics_hash(step)
         if self.state is GroupState.STABLE and keeps:
             self.write_group_record(step)
+            new.stopped_ms = None  # its next SyncGroup brings its assignment: this is no part of a rebalance
             reply = self.join_reply(new)
             leads = self.is_leader(new.member_id)
             self.leader_unaware |= leads
