@@ -568,7 +568,7 @@ class PartitionLog:
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
-            OSError: the log start could not be persisted, and is unchanged.
+            OSError: the log start could not be persisted, and is unchanged; or old segments could not be deleted.
         """
         if before_offset == -1:
             before_offset = self.end_offset
@@ -576,6 +576,7 @@ class PartitionLog:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
             raise self._refuse_append(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
+            self.settle()
             known, self.log_start_offset = self.log_start_offset, before_offset
             try:
                 self._persist()
@@ -670,7 +671,7 @@ class PartitionLog:
             for segment in self.segments[:count]:
                 segment.delete()
         finally:
-            deleted = sum(segment.gone is not None for segment in self.segments[:count])
+            deleted = next((at for at, segment in enumerate(self.segments[:count]) if segment.gone is None), count)
             self.replace_segments(self.segments[deleted:])
             self.cuts += deleted
             self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)
