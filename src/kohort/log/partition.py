@@ -609,7 +609,7 @@ class PartitionLog:
         """Remove the batch with `offset` and all later ones.
 
         Raises:
-            OSError: the disk failed.
+            OSError: the disk failed. Some of these batches may be left, which another call removes.
         """
         if offset >= self.end_offset:
             return
@@ -621,10 +621,13 @@ class PartitionLog:
         self._cleanings = [(ms, min(before, end)) for ms, before in self._cleanings]
         self.cuts += 1
         self._persist()  # records that replace the removed ones are not on the disk
-        for segment in reversed(self.segments[kept:]):
-            segment.delete()
-        self.segments[kept - 1].truncate_to(offset)
-        self.replace_segments(self.segments[:kept])
+        try:
+            for segment in reversed(self.segments[kept:]):
+                segment.delete()
+        finally:
+            self.replace_segments([segment for segment in self.segments if segment.gone is None])
+        self.active.truncate_to(offset)
+        self.end_offset = self.active.end_offset
         if self._epochs and self._epochs[-1][1] > self.end_offset:
             self._epochs = with_new_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
