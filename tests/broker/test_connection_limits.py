@@ -20,7 +20,8 @@ from kohort.wire.data import FetchRequest
 from kohort.wire.discovery import MetadataRequest
 from kohort.wire.framing import encode_request
 from tests.broker.raw import RawClient, batch_of, create_topic, produce, resident_kib
-from tests.broker.test_server_requests import WAIT_S, Turning
+from tests.broker.test_framing import framed
+from tests.broker.test_server_requests import WAIT_S, Client, Turning, play
 from tests.support.waiting import until
 
 MIB = 1 << 20
@@ -118,6 +119,24 @@ def test_a_connection_that_never_asks_is_closed(monkeypatch: pytest.MonkeyPatch)
         turning.server.close()
 
     asyncio.run(asyncio.wait_for(script(), WAIT_S))
+
+
+def test_a_connection_is_not_idle_just_after_a_response_that_took_long() -> None:
+    """A JoinGroup may wait for longer than `connections.max.idle.ms`; its client then needs the connection."""
+
+    async def script(turning: Turning, client: Client) -> None:
+        client.writer.write(framed(b"JoinGroup"))
+        await turning.until(lambda: len(turning.owed) == 1)
+        connection = turning.owed[0][0]
+        connection.last_active -= 10_000
+        turning.server.close_idle()
+        assert len(turning.server) == 1, "it waits for its response"
+        turning.answer(0, b"joined")
+        assert await client.frame() == b"joined"
+        turning.server.close_idle()
+        assert len(turning.server) == 1
+
+    play(script)
 
 
 async def read_by(turning: Turning, sock: socket.socket) -> None:

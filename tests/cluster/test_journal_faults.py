@@ -26,6 +26,7 @@ from kohort.errors import ErrorCode, FencedError, InvalidInputError, TimedOutErr
 from kohort.groups.config import GroupConfig
 from kohort.groups.records import Kind, Record, Tombstone
 from kohort.wire.batch import parse_header
+from kohort.wire.transactions import InitProducerIdResponse
 from tests.client.virtual import DROP
 from tests.cluster.fake_partition import TOPIC, FakePartition, VirtualHolder
 from tests.cluster.journals import committed, groups_of
@@ -407,6 +408,27 @@ def test_a_renewal_that_fails_is_tried_again(partition: FakePartition, holder: V
     holder.pass_ms(DAY_MS + 60_000)
     holder.append(committed(1))
     assert holder.journal.metrics.epoch == epoch
+    partition.faults.clear()
+    holder.pass_ms(3 * APPEND_EVERY_MS)
+    assert (holder.journal.metrics.epoch, holder.reasons) == (epoch + 1, [])
+
+
+def test_a_renewal_that_is_refused_is_not_repeated_without_a_pause(
+    partition: FakePartition, holder: VirtualHolder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Kafka refuses at once where a right was taken away: each shard asked, and logged, as fast as it answered."""
+    epoch, asked = holder.journal.metrics.epoch, []
+
+    def refuse(message: Any) -> InitProducerIdResponse:
+        asked.append(message)
+        assert len(asked) < 100, "again and again"
+        return InitProducerIdResponse(error_code=int(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED))
+
+    partition.faults["InitProducerId"] = [refuse] * 200
+    holder.pass_ms(DAY_MS + 10 * 60_000)
+    assert 2 <= len(asked) <= 20
+    assert sum("could not renew" in record.getMessage() for record in caplog.records) == len(asked)
+    holder.append(committed(1))
     partition.faults.clear()
     holder.pass_ms(3 * APPEND_EVERY_MS)
     assert (holder.journal.metrics.epoch, holder.reasons) == (epoch + 1, [])

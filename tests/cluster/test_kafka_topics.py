@@ -14,6 +14,7 @@ from kohort import AsyncAdmin, Broker, NewTopic
 from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
+from kohort.cluster import topic_view
 from kohort.cluster.topic_view import KafkaTopics, is_up
 from kohort.errors import ErrorCode, KafkaError
 from kohort.groups.effects import LookForTopics
@@ -154,6 +155,25 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
             await topics.close()
 
     asyncio.run(run())
+
+
+def test_all_topics_of_a_request_are_found_where_they_are_more_than_one_question_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topic_view, "ASKED_MAX", 2)
+    names = [f"told-{uuid.uuid4().hex[:8]}-{number}" for number in range(5)]
+
+    async def run(servers: str) -> None:
+        async with topics_of(servers) as (topics, _), AsyncAdmin(servers) as admin, asyncio.timeout(WAIT_S):
+            (await admin.create_topics([NewTopic(name, 1) for name in names])).all()
+            then = asyncio.Event()
+            topics.request_topics(names, [], then.set)
+            await then.wait()
+            assert {*names} <= topics.by_name.keys()
+            await topics.close()
+
+    with Broker() as broker:
+        asyncio.run(run(broker.bootstrap_servers))
 
 
 def test_request_that_names_a_topic_is_served_when_kafka_is_silent() -> None:

@@ -138,6 +138,21 @@ def test_where_clients_log_in_a_connection_is_renewed_before_the_peer_closes_it(
     run(story, renew_s=0.1)
 
 
+def test_where_clients_log_in_renewed_connections_clear_earlier_suspicions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each connection is shorter than the time that clears them: it is the peer's listening that counts."""
+    monkeypatch.setattr(peers, "TRUSTED_S", 1.0)
+
+    async def story(service: Listed, watching: Peers, other: Other) -> None:
+        two = Candidate(2, "two", "127.0.0.1", other.port)
+        watching._history_of(two).suspected = 3
+        service.name(two)
+        watching.watch_candidates()
+        await until(lambda: len(other.open) >= 3, "renewed connections")
+        await until(lambda: not watching._history_of(two).suspected, "trust")
+
+    run(story, renew_s=0.05)
+
+
 def test_a_peer_that_returns_is_suspected_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each suspicion of one process takes twice as long a refusal as the one before; of another, it does not."""
     monkeypatch.setattr(peers, "SUSPICION_DELAY_S", 0.2)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID
 
 import pytest
 
 from kohort.cluster.topic_view import ASKED_MAX, TopicAnswer, TopicView
+from kohort.cluster.zookeeper import shown
+from kohort.cluster.zookeeper.nodes import MirroredTopic
 from kohort.errors import ErrorCode
 from kohort.ids import NO_TOPIC_ID, TopicId
+from tests.cluster.coordination_services import until
 
 OLD, NEW, OTHER = UUID(int=1), UUID(int=2), UUID(int=3)
 A, B = 1, 2
@@ -297,3 +303,24 @@ def test_planted_faults_lose_offsets(mutant: type[TopicView], history: object) -
         asked = Asked(kind)
         history(asked)
         assert asked.deleted == lost
+
+
+def test_zookeeper_shows_the_replicas_that_a_topic_has_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic whose partitions move to other nodes is the same for groups."""
+    monkeypatch.setattr(shown, "TOPICS_S", 0.001)
+    view, told = TopicView(), list[dict[str, MirroredTopic]]()
+    view.merge_topic_list(A, [topic(), topic("u", OTHER)], alone=False)
+    endpoints = SimpleNamespace(leaders=lambda name, numbers: view.by_name[name].leaders)
+    host: Any = SimpleNamespace(topics=view, endpoints=endpoints)
+    leader: Any = SimpleNamespace(is_leader=True, mirror_topics=told.append)
+
+    async def play() -> None:
+        mirror = asyncio.create_task(shown.mirror_leader_topics(leader, host))
+        await until(lambda: told, "a first list")
+        view.merge_topic_list(A, [TopicAnswer("t", OLD, [(A, 1, [B, A], [A])] * 2), topic("u", OTHER)], alone=False)
+        await until(lambda: len(told) > 1, "the changed topic")
+        mirror.cancel()
+
+    asyncio.run(play())
+    assert [topics["t"].replicas[0] for topics in told] == [(A, B), (B, A)]
+    assert told[0]["u"] is told[1]["u"]

@@ -452,6 +452,25 @@ def test_a_pattern_is_resolved_again_after_the_refresh_interval(monkeypatch: pyt
     assert resolved == [("t1",)]
 
 
+@pytest.mark.parametrize("gains", [True, False], ids=["right granted", "right withdrawn"])
+def test_a_pattern_that_selects_others_is_assigned_anew_where_another_member_reads_them(
+    monkeypatch: pytest.MonkeyPatch, gains: bool
+) -> None:
+    """The group's topics are the same as before; who reads them is not."""
+    before, after = ((), ("t",)) if gains else (("t",), ())
+    trial = Trial(consumer_regex_refresh_ms=20_000)
+    trial.set_topics(t=2)
+    monkeypatch.setattr(harness, "match", lambda regex, topics: before)
+    trial.beat("a")
+    trial.beat("b", subscribed_topics=None, subscribed_regex="t.*")
+    monkeypatch.setattr(harness, "match", lambda regex, topics: after)
+    for _ in range(5):
+        trial.pass_time(4_000)
+        settle(trial, "a", "b")
+    shares = {member_id: len(target) for member_id, target in trial.consumer_group().targets.items()}
+    assert shares == ({"a": 1, "b": 1} if gains else {"a": 2, "b": 0})
+
+
 def test_topics_that_came_while_no_one_read_the_pattern_are_found() -> None:
     """Neither an empty group's patterns nor a stopped coordinator's are looked after."""
     trial = Trial()

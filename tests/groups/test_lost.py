@@ -337,3 +337,32 @@ def test_a_new_member_that_is_back_on_another_connection_waits_for_its_first_rou
     again = trial.join(asked.member_id, requires_known_id=True, connection=2)
     trial.pass_time(25_000)
     assert trial.reply(again).error is ErrorCode.NONE
+
+
+@pytest.mark.parametrize("state", ["stable", "waiting for the assignment"])
+def test_the_end_of_a_client_that_never_joined_with_its_new_id_disturbs_nobody(state: str) -> None:
+    """A client that is told its id (KIP-394) and dies before it joins is no member: the group has nothing to divide."""
+    trial = Trial()
+    if state == "stable":
+        (member,), generation = trial.stable(1)
+    else:
+        joined = trial.joined()
+        member, generation = joined.member_id, joined.generation
+    asked = trial.reply(trial.join(requires_known_id=True, connection=7))
+    assert asked.error is ErrorCode.MEMBER_ID_REQUIRED
+    trial.feed(ConnectionLost(7, noticed=True))
+    assert trial.heartbeat(member, generation) is ErrorCode.NONE
+    assert trial.reply(trial.sync(member, generation, {member: b"all"})).error is ErrorCode.NONE
+    assert not trial.classic_group().pending
+    late = trial.reply(trial.join(asked.member_id, requires_known_id=True, connection=8))
+    assert late.error is ErrorCode.UNKNOWN_MEMBER_ID, "its client joins anew"
+
+
+def test_a_join_phase_ends_without_a_client_that_never_joined_with_its_new_id() -> None:
+    trial = Trial()
+    (member,), _ = trial.stable(1)
+    trial.join(requires_known_id=True, connection=7)
+    again = trial.join(member)
+    assert trial.reply(again) is None
+    trial.feed(ConnectionLost(7, noticed=True))
+    assert trial.reply(again).generation == 2

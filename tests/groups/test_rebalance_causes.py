@@ -85,6 +85,23 @@ def test_kip848_downtime_names_the_member_that_waited() -> None:
     assert done.generation == second
 
 
+def test_classic_downtime_of_a_static_member_does_not_begin_with_its_return_an_hour_before() -> None:
+    """Back without a rebalance, a member is at work again with its next SyncGroup."""
+    trial = make_trial()
+    trial.stable_with("i", t=4)
+    back = trial.joined(instance_id="i")
+    trial.sync(back.member_id, back.generation, instance_id="i")
+    for _ in range(400):
+        trial.pass_time(9_000)
+        trial.heartbeat(back.member_id, back.generation, instance_id="i")
+    trial.notes.clear()
+    again = trial.joined(back.member_id, instance_id="i", protocols=protocols("range", topics=("t", "u")))
+    trial.pass_time(200)
+    trial.sync(again.member_id, again.generation, {again.member_id: b""}, instance_id="i")
+    (done,) = [note for note in trial.notes if isinstance(note, Rebalanced)]
+    assert done.longest == ((back.member_id, 200),)
+
+
 def test_classic_group_names_joins_leaves_and_expired_sessions() -> None:
     trial = make_trial()
     (first, second), _ = trial.stable(2)

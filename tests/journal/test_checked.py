@@ -146,6 +146,17 @@ def test_an_unfinished_append_is_cut_off_and_said(
     assert "Groups in it: many-" in cut
 
 
+def test_a_torn_end_behind_a_name_that_is_no_text_is_said(log: PartitionLog, caplog: pytest.LogCaptureFixture) -> None:
+    """Another program wrote the name. Older values are served all the same, where that is allowed."""
+    log.append(keyed((b"\0\2\0\2\xff\xfe", b"")), NOW, from_client=False)
+    LogJournal(log).append(1, [committed("torn", 1)], NOW)
+    file = log.active.path
+    file.write_bytes(file.read_bytes()[:-3])
+    torn = PartitionLog.open(log.path, log.config, CRASHED)
+    assert replay(torn, older=True) == [record for step in STEPS for record in step]
+    assert "Groups in the last records before: behind (offset 6)" in caplog.text
+
+
 def test_whose_a_record_is() -> None:
     for step in STEPS:
         for record in step:

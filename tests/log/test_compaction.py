@@ -398,6 +398,22 @@ def test_an_append_that_is_flushed_puts_compacted_files_in_their_place(
     assert {key: value for _, key, value in records(log)}[b"k0"] == b"new"
 
 
+def test_records_are_deleted_from_a_log_whose_compacted_file_is_not_in_its_place_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = PartitionLog.open(tmp_path / "t-0", COMPACT)
+    for number in range(30):
+        log.append(keyed((b"k%d" % (number % 3), b"%d" % number * 20)), NOW)
+    log.roll()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "unlink", mock.Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(OSError, match="Input"):
+            compact_now(log, NOW)
+    assert log.delete_records(29) == 29
+    log.flush()
+    assert records(log)[-1] == (29, b"k2", b"29" * 20)
+
+
 def test_a_compacted_file_that_is_in_its_place_is_not_looked_for_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,3 +131,28 @@ def test_log_begins_where_a_disk_error_ended_the_deletion_of_old_segments(
             log.flush()
         maintain(store, now_ms + LATER)
         assert log.log_start_offset == log.end_offset
+
+
+def test_truncation_that_the_disk_interrupted_leaves_a_log_that_ends_with_its_last_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LogStore(tmp_path / "d") as store:
+        log = filled(store, "a", SMALL)
+        last = log.segments[2]
+        end, failing, real = last.end_offset, last.path, os.unlink
+
+        def unlink(path: str | os.PathLike[str]) -> None:
+            if Path(path) == failing:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            real(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "unlink", unlink)
+            with pytest.raises(OSError, match="Input"):
+                log.truncate_to(3)
+        assert log.end_offset == end
+        assert log.read(end - 1, 1_000).bytes()
+        log.flush()
+        log.truncate_to(3)
+        assert log.end_offset == 3
+        assert log.append(batch(b"y"), NOW).base_offset == 3

@@ -472,13 +472,14 @@ class KafkaTopics:
         """Request the wanted topics until none are left; those added meanwhile share the next request."""
         loop = asyncio.get_running_loop()
         while self._finding:
-            names, everything, waiting = sorted(self._wanted)[:ASKED_MAX], self._wants_all, self._finding
+            names, everything, waiting = sorted(self._wanted), self._wants_all, self._finding
             self._wanted, self._wants_all, self._finding = set(), False, []
             try:
                 if everything:
                     await self.poll()
                 else:
-                    await self._poll_names(names)
+                    for first in range(0, len(names), ASKED_MAX):
+                        await self._poll_names(names[first : first + ASKED_MAX])
             except KafkaError as error:
                 log.info("topics that clients named could not be looked up at Kafka, and count as unknown: %s", error)
             now = loop.time()

@@ -153,15 +153,9 @@ class DamageSurvey:
         """
         found: dict[str, int] = {}
         for key, last in self._last.items():
-            if last < offset and (name := self._name(key)) is not None:
+            if last < offset and (name := _readable_name(key, self._name_of)) is not None:
                 found[name] = max(last, found.get(name, -1))
         return found
-
-    def _name(self, key: bytes) -> str | None:
-        try:
-            return self._name_of(key)
-        except UNREADABLE:
-            return None
 
     def _made_out(self, damage: LogDamage) -> set[str]:
         """Return names in those damaged bytes that still decode as records.
@@ -173,7 +167,7 @@ class DamageSurvey:
             file = OpenFile(damage.path, os.O_RDONLY, self._source.files.fs)
             data = file.fs.pread(file.fd, damage.length or 0, damage.position)
             for key, _, _ in iter_key_values(data, parse_header(data)):
-                name = None if key is None else self._name(key)
+                name = None if key is None else _readable_name(key, self._name_of)
                 if name and name.isprintable():
                     names.add(name)
         except (*UNREADABLE, OSError):
@@ -211,8 +205,19 @@ def newest_record_offsets(source: PartitionLog, offset: int, name_of: NameOf) ->
             pairs = list(iter_key_values(found[2], found[1]))
         except UNREADABLE:
             continue
-        newest.update((name, at) for key, _, at in pairs if key and (name := name_of(key)) is not None)
+        for key, _, at in pairs:
+            name = _readable_name(key, name_of) if key else None
+            if name is not None:
+                newest[name] = at
     return newest
+
+
+def _readable_name(key: bytes, name_of: NameOf) -> str | None:
+    """Return the name in a key; None if the key is of another kind, or malformed."""
+    try:
+        return name_of(key)
+    except UNREADABLE:
+        return None
 
 
 def newest_names_first(offsets: dict[str, int]) -> Iterable[tuple[str, int]]:

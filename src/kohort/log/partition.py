@@ -568,7 +568,7 @@ class PartitionLog:
 
         Raises:
             OffsetError: OFFSET_OUT_OF_RANGE: above the end.
-            OSError: the log start could not be persisted, and is unchanged.
+            OSError: the log start could not be persisted, and is unchanged; or old segments could not be deleted.
         """
         if before_offset == -1:
             before_offset = self.end_offset
@@ -576,6 +576,7 @@ class PartitionLog:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
             raise self._refuse_append(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
+            self.settle()
             known, self.log_start_offset = self.log_start_offset, before_offset
             try:
                 self._persist()
@@ -608,7 +609,7 @@ class PartitionLog:
         """Remove the batch with `offset` and all later ones.
 
         Raises:
-            OSError: the disk failed.
+            OSError: the disk failed. Some of these batches may be left, which another call removes.
         """
         if offset >= self.end_offset:
             return
@@ -620,10 +621,13 @@ class PartitionLog:
         self._cleanings = [(ms, min(before, end)) for ms, before in self._cleanings]
         self.cuts += 1
         self._persist()  # records that replace the removed ones are not on the disk
-        for segment in reversed(self.segments[kept:]):
-            segment.delete()
-        self.segments[kept - 1].truncate_to(offset)
-        self.replace_segments(self.segments[:kept])
+        try:
+            for segment in reversed(self.segments[kept:]):
+                segment.delete()
+        finally:
+            self.replace_segments([segment for segment in self.segments if segment.gone is None])
+        self.active.truncate_to(offset)
+        self.end_offset = self.active.end_offset
         if self._epochs and self._epochs[-1][1] > self.end_offset:
             self._epochs = with_new_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
@@ -670,7 +674,7 @@ class PartitionLog:
             for segment in self.segments[:count]:
                 segment.delete()
         finally:
-            deleted = sum(segment.gone is not None for segment in self.segments[:count])
+            deleted = next((at for at, segment in enumerate(self.segments[:count]) if segment.gone is None), count)
             self.replace_segments(self.segments[deleted:])
             self.cuts += deleted
             self.log_start_offset = max(self.log_start_offset, self.segments[0].base_offset)

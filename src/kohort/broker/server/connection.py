@@ -605,6 +605,7 @@ class Connection:
         except OSError:
             self.close()
             return
+        self.last_active = time.monotonic()
         if done:
             if self._writing:
                 self._writing = False
@@ -619,7 +620,6 @@ class Connection:
     def _on_writable(self) -> None:
         if not self.closed:
             self._send()
-            self.last_active = time.monotonic()
             self._resume_if_room()
 
     def close(self) -> None:

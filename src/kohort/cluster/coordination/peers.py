@@ -34,7 +34,7 @@ UNSEEN_S = 0.5
 SUSPICION_DELAY_S, SUSPICION_DELAY_MAX_S = 1.0, 120.0
 """How long a peer that was suspected before must refuse: the first and the largest value, doubled each time."""
 TRUSTED_S = 600.0
-"""A connection that lasted this long clears earlier suspicions."""
+"""A connection that lasted this long, with its renewals by this side, clears earlier suspicions."""
 _REMEMBERED_MAX = 1_000
 """Processes to remember: more than come and go while one coordinator lives."""
 _CHUNK = 65_536
@@ -110,12 +110,13 @@ class Peers:
         loop = asyncio.get_running_loop()
         belief = self._history_of(peer)
         refused_s: float | None = None
+        began_s: float | None = None
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):  # wait_for loses a cancel in the turn of the answer
                     reader, writer = await asyncio.open_connection(peer.host, peer.port)
             except ConnectionRefusedError:
-                refused_s = loop.time() if refused_s is None else refused_s
+                refused_s, began_s = loop.time() if refused_s is None else refused_s, None
                 if loop.time() - refused_s >= belief.suspicion_delay_s:
                     refused_s = None
                     belief.suspected += 1
@@ -127,15 +128,18 @@ class Peers:
                     self._coordination.suspect(peer)
                 await asyncio.sleep(AGAIN_S)
             except (OSError, TimeoutError, ValueError):  # ValueError: the host can't be a name
-                refused_s = None
+                refused_s = began_s = None
                 await asyncio.sleep(SILENT_AGAIN_S)
             else:
                 refused_s, belief.seen = None, True
-                began_s = loop.time()
-                await _until_ended(reader, writer, self._renew_s)
+                connected_s = loop.time()
+                began_s = connected_s if began_s is None else began_s
+                renewed = await _until_ended(reader, writer, self._renew_s)
                 if loop.time() - began_s > TRUSTED_S:
                     belief.suspected = 0
-                elif loop.time() - began_s < AGAIN_S:
+                if not renewed:
+                    began_s = None
+                if loop.time() - connected_s < AGAIN_S:
                     await asyncio.sleep(AGAIN_S)  # no busy loop with a peer that accepts and closes at once
 
     def _history_of(self, peer: Candidate) -> _PeerHistory:
@@ -145,10 +149,13 @@ class Peers:
         return self._histories.setdefault(key, _PeerHistory())
 
 
-async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, renew_s: float | None) -> None:
+async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, renew_s: float | None) -> bool:
     """Wait until the peer ends the connection, discarding the responses that arrive on it.
 
     Close it after `renew_s` seconds. Without `renew_s`, send a keep-alive request every `ASK_S` seconds.
+
+    Returns:
+        Whether this side closed it, to make it again.
     """
 
     async def send_keep_alives() -> None:
@@ -158,9 +165,10 @@ async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
             await asyncio.sleep(ASK_S)
 
     asking = asyncio.ensure_future(send_keep_alives())
+    renewal = asyncio.timeout(renew_s)
     try:
         with contextlib.suppress(OSError, TimeoutError):
-            async with asyncio.timeout(renew_s):
+            async with renewal:
                 while await reader.read(_CHUNK):
                     pass
     finally:
@@ -169,3 +177,4 @@ async def _until_ended(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
+    return renewal.expired()

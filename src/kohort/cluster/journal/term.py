@@ -247,6 +247,8 @@ class JournalWriter:
 
 NEW_EPOCH_EVERY_MS: Final = 86_400_000
 """Batches without a transaction do not keep a transactional id alive: Kafka changes the producer id after a week."""
+RENEW_AGAIN_MS: Final = 60_000
+"""Pause after a renewal that failed: Kafka may refuse it at once, as it does without the right to WRITE."""
 _SURVEY_BYTES: Final = 1 << 20
 """Bytes of one fetch that is decoded at once, without a break for other tasks."""
 _GLANCE_BYTES: Final = 64 << 10
@@ -312,6 +314,7 @@ class JournalTerm:
         self._news: Promise[None] = Promise()
         self._renewed: TermIdentity | Exception | None = None
         self._renewing = False
+        self._renew_again_ms = 0.0
         self._now_ms = _NO_TIME
         self.error: Exception | None = None
         self.loaded = False
@@ -513,8 +516,8 @@ class JournalTerm:
     async def _wait_until(self, append_at_ms: float, identity: TermIdentity) -> None:
         """Wait for an append, a new epoch, or the time when something has to be written."""
         place = self._place
-        renew_at_ms = identity.asked_ms + NEW_EPOCH_EVERY_MS
         while self._wanted is None and self._renewed is None:
+            renew_at_ms = max(identity.asked_ms + NEW_EPOCH_EVERY_MS, self._renew_again_ms)
             now_ms = place.clock_with_sleep_ms()
             if now_ms >= renew_at_ms and not self._renewing:
                 self._renewing = True
@@ -531,6 +534,7 @@ class JournalTerm:
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:
+            self._renew_again_ms = self._place.clock_with_sleep_ms() + RENEW_AGAIN_MS
             log.warning(
                 "[journal %s] could not renew its producer epoch, which is due daily; writing goes on, retrying: %s",
                 self._place,

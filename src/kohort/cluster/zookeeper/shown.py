@@ -11,9 +11,9 @@ import asyncio
 import logging
 import signal
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 
-from kohort.broker.host import GroupHost
+from kohort.broker.host import GroupHost, KnownTopic
 from kohort.broker.run import BrokerServer
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.retry import retry_forever
@@ -35,13 +35,20 @@ END_S = 2.0
 
 async def mirror_leader_topics(coordination: ZooKeeperCoordination, host: GroupHost) -> None:
     """Mirror the topics in ZooKeeper for as long as this process leads."""
-    shown = None
+    shown: dict[str, MirroredTopic] | None = None
+    made_of: Mapping[str, KnownTopic] = {}
     while True:
         if not coordination.is_leader:
             shown = None
-        elif host.topics.image() is not shown:
-            shown = host.topics.image()
-            coordination.mirror_topics({name: _mirrored(host, name) for name in host.topics.by_name})
+        else:
+            known, by_name = shown or {}, host.topics.by_name
+            topics = {
+                name: known[name] if name in known and made_of.get(name) is topic else _mirrored(host, name)
+                for name, topic in by_name.items()  # an object in it is replaced whenever its topic changes
+            }
+            if topics != shown:
+                coordination.mirror_topics(topics)
+            shown, made_of = topics, dict(by_name)
         await asyncio.sleep(TOPICS_S)
 
 

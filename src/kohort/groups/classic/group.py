@@ -271,6 +271,7 @@ class ClassicRequests(ClassicRebalance):
             keeps = self.subscribed is None or self.topics_hash == self.current_topics_hash(step)
         if self.state is GroupState.STABLE and keeps:
             self.write_group_record(step)
+            new.stopped_ms = None  # its next SyncGroup brings its assignment: this is no part of a rebalance
             reply = self.join_reply(new)
             leads = self.is_leader(new.member_id)
             self.leader_unaware |= leads
@@ -481,9 +482,15 @@ class ClassicRequests(ClassicRebalance):
         )
 
     def evict_uninformed_member(self, step: Step, member_id: str) -> None:
-        """Evict a new member that never learned its id: its connection ended before a reply told it."""
+        """Evict a new member that never learned its id: its connection ended before a reply told it.
+
+        An unused member id (KIP-394) is dropped. Its client was no member, so no rebalance begins.
+        """
         member = self.members.get(member_id)
-        if member_id in self.pending or (member is not None and not member.notified):
+        if member_id in self.pending:
+            step.log(self.group_id, f"the connection of new member {member_id} ended")
+            self.on_pending_id_expired(step, member_id)
+        elif member is not None and not member.notified:
             text = f"the connection of new member {member_id} ended"
             self.evict_member(step, Cause(RebalanceReason.DISCONNECTED, text, member_id))
 

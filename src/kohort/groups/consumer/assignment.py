@@ -484,18 +484,29 @@ class ConsumerAssignment(ConsumerSuspicion):
             self.request_regex_resolution(step, again=True)
 
     def on_regexes_resolved(self, step: Step, event: RegexesResolved) -> None:
-        """Take over resolved regular expressions; begin a new epoch if the group's topics changed."""
+        """Take over resolved regular expressions; begin a new epoch if they match other topics than before.
+
+        The group's topics may be the same all the same, because other members read them too.
+        """
         if self.resolving != event.ticket:
             return
         self.resolving = -1
         in_use = {member.subscribed_regex for member in self.members.values()}
+        changed: set[str] = set()
         for regex, names in event.topics.items():
             known = self.regexes.get(regex)
             if regex in in_use and (known is None or known.topics != names):
                 step.emit(RegexResolved(event.group_id, regex, names, event.version, step.now.wall_ms))
+                changed.update(() if known is None else set(known.topics) ^ set(names))
         if event.version < step.image.version:
             self.request_regex_resolution(step, again=True)
+        epoch = self.epoch
         self.check_topics(step)
+        awaits_target = epoch > self.target_epoch and self.computing < 0  # by the topics as they are now
+        if changed and self.epoch == epoch and not awaits_target:
+            topics = tuple(sorted(changed)[:NAMED_TOPICS])
+            text = f"regular expressions match other topics: {', '.join(topics)}"
+            self.begin_epoch(step, Cause(RebalanceReason.TOPICS_CHANGED, text, topics=topics))
         self.request_target_assignment(step)
 
     def check_topics(self, step: Step, changed: Collection[str] = ()) -> None:
