@@ -15,7 +15,7 @@ from kohort.broker.config.settings import broker_configs
 from kohort.broker.config.single_broker import BrokerLocation, split_location
 from kohort.client.admin.values import ConfigResource, NewTopic, ResourceType
 from kohort.errors import InvalidInputError
-from kohort.settings.config import read_properties
+from kohort.settings.config import read_properties, read_users
 from kohort.zookeeper import free_port
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.processes import Start, ready
@@ -214,6 +214,10 @@ def test_escapes_are_read_as_java_reads_them(tmp_path: Path) -> None:
     file = tmp_path / "p"
     file.write_text("a\\ b=c\\:d\\\\\n\\u0041=1\\\n  2\nlast=x\\ty\n")
     assert read_properties(file) == {"a b": "c:d\\", "A": "12", "last": "x\ty"}
+    file.write_text('config: A required user="x";\npassword=p\u2028a:b=c\nlast=1\\', encoding="utf-8")
+    assert read_properties(file) == {"config": 'A required user="x";', "password": "p\u2028a:b=c", "last": "1"}
+    file.write_text("realm:u=a:b=c\nv: d\n")
+    assert read_users(file) == {"realm:u": "a:b=c", "v": "d"}
 
 
 def test_advertised_port_0_is_the_port_that_the_socket_gets(tmp_path: Path) -> None:

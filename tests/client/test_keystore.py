@@ -99,7 +99,7 @@ def test_a_server_sees_a_certificate_that_is_given_as_text(stores: Path) -> None
     given = {
         "ssl.keystore.key": (stores / "client.p8").read_text(),
         "ssl.keystore.certificate.chain": (stores / "client.crt").read_text(),
-        "ssl.truststore.certificates": (stores / "ca.pem").read_text(),
+        "ssl.truststore.certificates": f"# Zürich\n{(stores / 'ca.pem').read_text()}",
         "ssl.enabled.protocols": "TLSv1.1,TLSv1.2",
     }
     assert client_seen_by_a_server(stores, **given) == ("client", "TLSv1.2")

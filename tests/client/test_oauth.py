@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import shutil
+import ssl
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -37,7 +38,7 @@ class Endpoint:
 
 
 @contextmanager
-def endpoint() -> Iterator[Endpoint]:
+def endpoint(certificates: Path | None = None) -> Iterator[Endpoint]:
     reported = Endpoint()
 
     class Answer(BaseHTTPRequestHandler):
@@ -55,9 +56,13 @@ def endpoint() -> Iterator[Endpoint]:
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    if certificates is not None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificates / "broker.pem")
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    reported.url = f"http://127.0.0.1:{server.server_port}/token"
+    reported.url = f"http{'' if certificates is None else 's'}://127.0.0.1:{server.server_port}/token"
     try:
         yield reported
     finally:
@@ -235,6 +240,28 @@ def test_an_extension_that_can_not_be_sent_is_refused(pairs: str) -> None:
         jaas = {"sasl.jaas.config": f"x.Module required extension_{pairs.replace('=', '=' + chr(34))}{chr(34)};"}
         with pytest.raises(InvalidInputError, match="extension_…|can't be read"):
             Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **jaas))
+
+
+@pytest.mark.parametrize("given", ["file", "text"])
+def test_endpoint_is_trusted_by_the_authorities_of_the_brokers(tmp_path: Path, given: str) -> None:
+    make_certificates(tmp_path)
+    text = f"Bag Attributes: <Empty Attributes>, Zürich\n{(tmp_path / 'ca.pem').read_text()}"
+    (tmp_path / "exported.pem").write_text(text, encoding="utf-8")  # as openssl pkcs12 -nokeys writes it
+    trust = (
+        {"ssl.ca.location": str(tmp_path / "exported.pem")}
+        if given == "file"
+        else {"ssl.truststore.certificates": text}
+    )
+    with endpoint(tmp_path) as reported:
+        reported.answers = [answer("first")]
+        assert source(reported.url, [0.0], **trust)() == "first"
+
+
+@pytest.mark.parametrize("token", [None, b"token"])
+def test_token_of_another_type_is_refused_and_not_sent(token: Any) -> None:
+    given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "sasl.oauth.token": lambda: token}
+    with pytest.raises(SaslError, match=f"must return a token as str, not {type(token).__name__}"):
+        sasl_mechanism(client_config(ConnectionConfig, "127.0.0.1:1", given)).start()
 
 
 def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

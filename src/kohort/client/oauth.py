@@ -22,6 +22,7 @@ from pathlib import Path
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
 from kohort.io.backoff import exponential_backoff
+from kohort.io.key_stores import TrustedAuthorities
 from kohort.settings.jaas import parse_jaas_options
 from kohort.settings.validation import redacted_url
 
@@ -80,7 +81,9 @@ class TokenEndpoint:
                 "sasl.oauthbearer.client.credentials.client.secret"
             )
         self._timeout_s = max(REQUEST_TIMEOUT_MIN_S, config.socket_connection_setup_timeout_ms / 1000)
-        self._authorities = config.ssl_ca_location
+        self._authorities = TrustedAuthorities(
+            config.ssl_ca_location, config.ssl_truststore_password, config.ssl_truststore_certificates
+        )
         self._clock = clock
         self._lock = threading.Lock()
         self._token = ""
@@ -93,6 +96,7 @@ class TokenEndpoint:
         `file:` URL, the token is the file's content.
 
         Raises:
+            InvalidInputError: the trust store can't be used, and no token is left.
             OSError: the endpoint can't be reached, or refuses the client, and no token is left.
             ValueError: its answer has no token, and none is left.
         """
@@ -103,7 +107,7 @@ class TokenEndpoint:
             if self._clock() >= self._until:
                 try:
                     self._token, lifetime_s = self._request_with_retries()
-                except (OSError, ValueError) as error:
+                except (InvalidInputError, OSError, ValueError) as error:
                     left_s = self._expires - self._clock()
                     if left_s <= 0:
                         raise
@@ -141,8 +145,9 @@ class TokenEndpoint:
             },
         )
         context = ssl.create_default_context()
-        if self._authorities is not None and Path(self._authorities).read_bytes()[:10] == b"-----BEGIN":
-            context.load_verify_locations(cafile=self._authorities)
+        cafile, cadata = self._authorities.load_authorities()
+        if cafile is not None or cadata is not None:  # beside the system's
+            context.load_verify_locations(cafile, cadata=cadata)
         opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
         try:
             with opener.open(request, timeout=self._timeout_s) as answer:
@@ -183,6 +188,8 @@ def token_endpoint(config: ConnectionConfig) -> TokenEndpoint:
         config.sasl_oauthbearer_scope,
         config.sasl_jaas_config,
         config.ssl_ca_location,
+        config.ssl_truststore_password,
+        config.ssl_truststore_certificates,
     )
     found = _endpoints.get(key)
     if found is None:

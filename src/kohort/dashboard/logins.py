@@ -18,7 +18,7 @@ from kohort.dashboard.cluster_lookups import BusyError
 from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.log_throttle import FailureThrottle
 from kohort.io.platforms import is_readable_by_all
-from kohort.settings.config import is_loopback, read_properties
+from kohort.settings.config import is_loopback, read_users
 
 log = logging.getLogger("kohort.dashboard")
 
@@ -96,7 +96,7 @@ class DashboardUsers:
         state = (found.st_mtime_ns, found.st_size, found.st_ino)
         if state == self._read_as:
             return
-        users = read_properties(self._path)
+        users = read_users(self._path)
         if is_readable_by_all(self._path):
             log.warning("every user of this machine can read the passwords in %s: chmod 600 it", self._path)
         for number, (name, password) in enumerate(users.items(), 1):

@@ -56,6 +56,34 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
     return b"".join(certificates)
 
 
+class TrustedAuthorities(NamedTuple):
+    """The certificate authorities that a client trusts, under the names of Kafka's settings.
+
+    Attributes:
+        location: the file of a PEM bundle, or of a trust store; None: not given.
+        password: the password of a trust store.
+        certificates: the certificates themselves, as PEM.
+    """
+
+    location: str | None
+    password: str | None = None
+    certificates: str | None = None
+
+    def load_authorities(self) -> tuple[str | None, bytes | str | None]:
+        """Return the path of a PEM bundle, and other certificates as `ssl` takes them; both None: the system's.
+
+        Raises:
+            InvalidInputError: A store can't be read, or both a store and certificates are given.
+            OSError: The file can't be read.
+        """
+        if self.certificates is not None:
+            if self.location is not None:
+                raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
+            return None, self.certificates.encode("ascii", "replace").decode()  # a comment may have other characters
+        stored = None if self.location is None else trusted_certificates(self.location, self.password)
+        return self.location if stored is None else None, stored
+
+
 def read_store_file(location: str) -> bytes:
     """Read the file of a key store or trust store.
 

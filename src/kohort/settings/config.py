@@ -37,6 +37,9 @@ T = TypeVar("T")
 
 _DECLARATION = "kohort.setting"
 _ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|.)")
+_PROPERTY = re.compile(r"((?:\\.|[^\\=:])*+)[=:](.*)")
+_USER = re.compile(r"((?:\\.|[^\\=])*+)=(.*)")
+"""A line with a user's name, which may have a colon, and the password."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -226,8 +229,23 @@ def format_value(value: Any) -> str:
     return str(value)
 
 
-def read_properties(path: str | Path) -> dict[str, str]:
+def read_users(path: str | Path) -> dict[str, str]:
+    """Return the passwords of a file of users by name: properties, where a colon in a name needs no backslash.
+
+    Raises:
+        InvalidInputError: as `read_properties`.
+    """
+    return read_properties(path, _USER)
+
+
+def read_properties(path: str | Path, line_format: re.Pattern[str] = _PROPERTY) -> dict[str, str]:
     """Return the properties of a file in Java's properties format (`key=value`, `#` and `!` start comments).
+
+    The first `=` or `:` without a backslash ends the key.
+
+    Args:
+        path: the file.
+        line_format: matches a line with a key and its value.
 
     Raises:
         InvalidInputError: the file can't be read, or a line is no property. The text has the line's number alone: the
@@ -239,7 +257,8 @@ def read_properties(path: str | Path) -> dict[str, str]:
         raise InvalidInputError(f"can't read the configuration {path}: {error}") from None
     properties: dict[str, str] = {}
     pending = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    # `splitlines` would also split at characters that a password can have. The last line may end with a backslash.
+    for number, line in enumerate([*text.split("\n"), ""], 1):
         line = pending + line.strip()
         pending = ""
         if not line or line[0] in "#!":
@@ -247,11 +266,10 @@ def read_properties(path: str | Path) -> dict[str, str]:
         if (len(line) - len(line.rstrip("\\"))) % 2:
             pending = line[:-1]
             continue
-        key, equals, value = line.partition("=")
-        if not equals:
-            key, equals, value = line.partition(":")
-        if not equals or not key.strip():
+        found = line_format.match(line) or _PROPERTY.match(line)
+        if found is None or not found[1].strip():
             raise InvalidInputError(f"{path}, line {number}: expected key=value")
+        key, value = found.groups()
         try:
             properties[_unescaped(key.strip())] = _unescaped(value.strip())
         except UnicodeDecodeError:

@@ -15,7 +15,7 @@ from kohort.broker.security.mechanisms import StoredCredential
 from kohort.errors import InvalidInputError
 from kohort.io.platforms import is_readable_by_all
 from kohort.log.checkpoints import replace_file
-from kohort.settings.config import read_properties
+from kohort.settings.config import read_users
 
 log = logging.getLogger("kohort.broker")
 
@@ -115,7 +115,7 @@ class Users:
             InvalidInputError: the file can't be read, or a line is no user.
         """
         changes = []
-        users = read_properties(location)
+        users = read_users(location)
         if is_readable_by_all(location):
             log.warning("every user of this machine can read the passwords in %s: chmod 600 it", location)
         for position, (name, password) in enumerate(users.items(), 1):

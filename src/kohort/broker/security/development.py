@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kohort.errors import InvalidInputError
-from kohort.settings.config import read_properties
+from kohort.settings.config import read_users
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -47,7 +47,7 @@ class DevelopmentFiles(NamedTuple):
 
     def client_properties(self, servers: str) -> dict[str, str]:
         """Return a client's settings under Kafka's names, as kohort's clients take them."""
-        password = read_properties(self.folder / USERS)[USER]
+        password = read_users(self.folder / USERS)[USER]
         return {
             "bootstrap.servers": servers,
             "security.protocol": LISTENER,
@@ -110,7 +110,7 @@ def development_files(folder: Path, hosts: Iterable[str]) -> DevelopmentFiles:
     users = folder / USERS
     if not users.exists():
         _write_private(users, f"{USER}={secrets.token_urlsafe(24)}\n".encode())
-    elif USER not in read_properties(users):
+    elif USER not in read_users(users):
         raise InvalidInputError(f"{users} has no user {USER}; add a line, or remove the file")
     return DevelopmentFiles(folder)
 

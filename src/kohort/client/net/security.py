@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kohort.client.settings import ConnectionConfig, check_extensions
 from kohort.errors import ErrorCode, InvalidInputError, NotAuthorizedError
-from kohort.io.key_stores import KeyStore, load_certificate_and_key, trusted_certificates
+from kohort.io.key_stores import KeyStore, TrustedAuthorities, load_certificate_and_key
 from kohort.settings.jaas import parse_jaas_options
 
 log = logging.getLogger("kohort.client")
@@ -102,7 +102,10 @@ class OAuthBearer(SaslMechanism):
 
     def fetch(self) -> None:
         try:
-            self._token = self._hook()
+            token: object = self._hook()
+            if not isinstance(token, str):
+                raise TypeError(f"the function must return a token as str, not {type(token).__name__}")
+            self._token = token
         except Exception as error:  # noqa: BLE001 - the application's code: `start` reports the error
             self._failure = error
 
@@ -260,19 +263,16 @@ def tls_context(config: ConnectionConfig) -> ssl.SSLContext | None:
     if not config.uses_tls:
         return None
     try:
-        store = config.ssl_ca_location
-        stored: bytes | str | None = (
-            None if store is None else trusted_certificates(store, config.ssl_truststore_password)
+        trusted = TrustedAuthorities(
+            config.ssl_ca_location, config.ssl_truststore_password, config.ssl_truststore_certificates
         )
-        if config.ssl_truststore_certificates is not None:
-            if store is not None:
-                raise InvalidInputError("ssl.truststore.certificates and a trust store are given: give one of them")
-            stored = config.ssl_truststore_certificates
-        context = ssl.create_default_context(cafile=store if stored is None else None, cadata=stored)
+        cafile, cadata = trusted.load_authorities()
+        context = ssl.create_default_context(cafile=cafile, cadata=cadata)
         load_certificate_and_key(context, _key_store(config))
     except (OSError, ssl.SSLError) as error:
         files = [config.ssl_ca_location, config.ssl_certificate_location, config.ssl_key_location]
-        raise InvalidInputError(f"can't load TLS files {', '.join(name for name in files if name)}: {error}") from None
+        named = ", ".join(name for name in files if name) or "of the settings"
+        raise InvalidInputError(f"can't load TLS files {named}: {error}") from None
     versions = sorted(_TLS_VERSIONS[name] for name in config.ssl_enabled_protocols if name in _TLS_VERSIONS)
     if not versions:
         raise InvalidInputError("ssl.enabled.protocols names no version that is spoken here: TLSv1.2 or TLSv1.3")
