@@ -19,7 +19,7 @@ def complaint(group: GroupLag) -> str:
     late = [part for part in group.known_partitions if (part.time_lag_ms or 0) > limit_ms]
     if not late and group.status <= LagStatus.WARN:
         return ""
-    worst = max(late or group.known_partitions, key=lambda part: part.time_lag_ms or 0)
+    worst = max(late or group.partitions, key=lambda part: (part.status, part.time_lag_ms or 0))
     waited = (worst.time_lag_ms or 0) / 1000
     return (
         f"{group.description.group_id} is {group.status.name}: {group.sum_lag} records are unread; the oldest, of "

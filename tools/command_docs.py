@@ -13,6 +13,15 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "commands.md"
 HEAD = """<!-- Written by tools/command_docs.py from the help texts: change those, then run `make docs`. -->
 """
 
+OF_EVERY_COMMAND = """## Options of every command
+
+Commands that ask a cluster take these. Their pages (`kohort COMMAND --help`) list them too.
+
+"""
+_COMMON = re.compile(
+    r"(?:^\* `--(?:bootstrap-server STR|command-config PATH|json|timeout INT)`: .+\n){4}", re.MULTILINE
+)
+
 NAMES_ARE = """Rows have one name for a thing: the key in JSON is the heading of the table. A pipe gets it in
 capitals, with - for _. A terminal leaves out columns in which no row has anything. Records that
 `kohort consume` writes are named as Spark's are."""
@@ -31,7 +40,15 @@ def page() -> str:
         sys.argv = called_as
     text = re.sub(r"\n {6,}(?=\S)", " ", text)  # a help text of several lines is one paragraph
     text = re.sub(r" \*\[default: (?:\(\)|False)\]\*", "", text)
-    return HEAD + text.rstrip() + "\n\n" + names()
+    return HEAD + common_once(text).rstrip() + "\n\n" + names()
+
+
+def common_once(text: str) -> str:
+    """Return the page with the options of every command in a section of their own, and a link to it at each command."""
+    options = dict.fromkeys(_COMMON.findall(text))
+    assert len(options) == 1, "the options of every command differ"
+    linked = _COMMON.sub("* the [options of every command](#options-of-every-command)\n", text)
+    return str(linked).rstrip() + "\n\n" + OF_EVERY_COMMAND + next(iter(options))
 
 
 def names() -> str:

@@ -74,7 +74,7 @@ class Load:
         is_poisoned: Whether a record comes that no member can process.
         has_transaction: Whether a transaction stays open in a partition.
         samples: What was seen, by look.
-        rebalances: The standstill of each rebalance that the coordinator recorded, by its end, in milliseconds.
+        rebalances: The downtime of each rebalance that the coordinator recorded, by its end, in milliseconds.
         members: The threads of the members, each with what ends it.
     """
 

@@ -117,6 +117,7 @@ if TYPE_CHECKING:
     from kohort.client.consumer.commits import OnCommit as OnCommit
     from kohort.client.consumer.consumer import Consumer as Consumer
     from kohort.client.consumer.core import ConsumerMetrics as ConsumerMetrics
+    from kohort.client.consumer.core import WakeupError as WakeupError
     from kohort.client.consumer.records import Records as Records
     from kohort.client.net.metadata import (
         PartitionInfo as PartitionInfo,
@@ -124,6 +125,7 @@ if TYPE_CHECKING:
     from kohort.client.net.metadata import (
         TopicInfo as TopicInfo,
     )
+    from kohort.client.net.thread_driver import ClientClosedError as ClientClosedError
     from kohort.client.offsets import GroupMetadata as GroupMetadata
     from kohort.client.offsets import HoldingListener as HoldingListener
     from kohort.client.offsets import OffsetAndMetadata as OffsetAndMetadata
@@ -254,12 +256,13 @@ _NAMES = {
     "kohort.client.consumer.async_consumer": ("AsyncConsumer",),
     "kohort.client.consumer.commits": ("OnCommit",),
     "kohort.client.consumer.consumer": ("Consumer",),
-    "kohort.client.consumer.core": ("ConsumerMetrics",),
+    "kohort.client.consumer.core": ("ConsumerMetrics", "WakeupError"),
     "kohort.client.consumer.records": ("Records",),
     "kohort.client.net.metadata": (
         "PartitionInfo",
         "TopicInfo",
     ),
+    "kohort.client.net.thread_driver": ("ClientClosedError",),
     "kohort.client.offsets": (
         "GroupMetadata",
         "OffsetAndMetadata",

@@ -1,4 +1,4 @@
-"""Figures: Kafka's four meters, rebalances and standstill by group, latencies, and Prometheus's view of them."""
+"""Figures: Kafka's four meters, rebalances and downtime by group, latencies, and Prometheus's view of them."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_each_extra_has_a_row_with_its_packages_and_how_to_get_it(tmp_path: Path
         row = found[f"extra {name}"]
         lacking = [package for package in packages if re.split(r"[^A-Za-z0-9-]", package)[0] not in row["found"]]
         assert lacking == [] or row["state"] == "optional", row
-        assert row["get_it"] == ("" if row["state"] == "ok" else f"pip install --upgrade {_for_pip(name)}")
+        assert row["get_it"] == ("" if row["state"] == "ok" else f"pip install 'kohort[{name}]'")
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_package_that_is_absent_or_too_old_is_named(
 @pytest.mark.parametrize(
     ("origin", "words"),
     [
-        (None, "'kohort[lake]'"),
-        ({"url": "{folder}", "dir_info": {}}, "'{path}[lake]'"),
-        ({"url": "{folder}", "dir_info": {"editable": True}}, "-e '{path}[lake]'"),
-        ({"url": "file:///gone/kohort.whl", "archive_info": {}}, "'kohort[lake]'"),
-        ({"url": "https://files.example/kohort.whl", "archive_info": {}}, "'kohort[lake]'"),
+        (None, "kohort"),
+        ({"url": "{folder}", "dir_info": {}}, "'{path}'"),
+        ({"url": "{folder}", "dir_info": {"editable": True}}, "-e '{path}'"),
+        ({"url": "file:///gone/kohort.whl", "archive_info": {}}, "kohort"),
+        ({"url": "https://files.example/kohort.whl", "archive_info": {}}, "kohort"),
     ],
     ids=["index", "folder", "editable", "gone", "address"],
 )
@@ -98,7 +98,7 @@ def test_remedy_names_what_pip_installed(
     if text:
         (metadata / "direct_url.json").write_text(text)
     monkeypatch.setattr("kohort.cli.doctor.distribution", lambda _: PathDistribution(metadata))
-    assert _for_pip("lake") == words.replace("{path}", str(folder))
+    assert _for_pip() == words.replace("{path}", str(folder))
 
 
 def test_kernel_that_is_absent_is_built_anew_and_not_taken_from_the_cache_of_pip(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from tests.cli.running import Kohort
@@ -27,7 +28,7 @@ def test_code_is_explained_by_name_in_any_spelling_and_by_number(capsys: pytest.
     assert text.startswith("GROUP_ID_NOT_FOUND (69): there is no such group\nWhat to do: `kohort groups list`")
     assert text.splitlines()[2:] == [
         "In Python: NotFoundError. A repetition alone does not help.",
-        "More: docs/errors.md#group_id_not_found",
+        "In the documentation: errors.md#group_id_not_found",
     ]
     assert [explained(capsys, name) for name in ("group_id_not_found", "[GROUP_ID_NOT_FOUND]", "69")] == [text] * 3
 
@@ -37,7 +38,7 @@ def test_class_is_explained_by_its_name_in_a_traceback(capsys: pytest.CaptureFix
     assert text == explained(capsys, "TimedOutError")
     assert "The time allowed ran out" in text and "raise `timeout_ms`" in text.lower()
     tls = explained(capsys, "TlsError")
-    assert "docs/errors.md#notauthorizederror" in tls, "it has the remedy of its base"
+    assert "errors.md#notauthorizederror" in tls, "it has the remedy of its base"
 
 
 def test_every_error_and_code_has_a_cause_and_a_remedy_in_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,6 +46,7 @@ def test_every_error_and_code_has_a_cause_and_a_remedy_in_json(capsys: pytest.Ca
     rows = json.loads(explained(capsys, "--json", *names))
     assert [row["name"] for row in rows] == names
     assert [row["name"] for row in rows if len(row["meaning"]) < 5 or len(row["remedy"]) < 5] == []
+    assert [row["name"] for row in rows if "Source:" in row["meaning"]] == []
     anchors = PAGE.read_text(encoding="utf-8").lower()
     pages = {row["page"].partition("#")[2] for row in rows} - {"none"}
     assert [anchor for anchor in pages if f'id="{anchor}"' not in anchors and f"## {anchor}\n" not in anchors] == []
@@ -80,6 +82,14 @@ def test_failed_command_ends_with_the_name_of_its_explanation(
     assert more == "More: kohort explain UNKNOWN_TOPIC_OR_PARTITION"
     assert "kohort topics create" in explained(capsys, *more.split()[3:])
     assert len(kohort("topics", "descrbe").err.splitlines()) == 1, "a wrong use says itself what to do"
+
+
+def test_refusal_that_says_what_to_do_leads_to_no_explanation(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "kohort", "broker", "--listen", "0.0.0.0:0", "--data", str(tmp_path / "data")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "Ways to go on: --tls FILE with --client-ca FILE" in last and last.endswith("[INVALID_REQUEST]")
 
 
 def test_no_library_of_a_sink_is_imported_to_explain() -> None:

@@ -175,6 +175,13 @@ def test_each_usual_option_has_a_counterpart_somewhere(capsys: pytest.CaptureFix
             assert f"  {name}" in pages, name
 
 
+def test_commands_that_only_read_stand_first_in_the_list_of_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["groups", "--help"]) == 0
+    commands = re.findall(r"^  ([a-z-]+)  ", capsys.readouterr().out, re.MULTILINE)
+    assert commands[:4] == ["list", "describe", "members", "lag"]
+    assert commands[-4:] == ["reset-offsets", "clone", "delete-offsets", "delete"]
+
+
 def test_help_of_the_exporter_does_not_call_every_shared_option_one_about_security(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Delivery
 
@@ -146,7 +146,7 @@ def test_short_way_refuses_as_the_long_way_does_after_the_close(servers: str) ->
     producer = waiting(servers)
     producer.close()
     assert appended_open(producer, "t", b"v", None) is None
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosedError):
         producer.send("t", b"v")
 
 

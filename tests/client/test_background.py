@@ -15,7 +15,7 @@ from kohort import Admin, AsyncConsumer, Broker, Consumer, Producer, TopicPartit
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.client.producer.sender import Sender
 from kohort.errors import ErrorCode, KafkaError, TimedOutError
 from tests.support.waiting import until
@@ -189,12 +189,12 @@ def test_a_fault_of_the_clients_thread_is_raised_by_every_call(kohort_broker: Br
             runtime.at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
             consumer._client.wake()
         waiting.join(20)
-        assert [type(error) for error in failures] == [ClientClosed]
+        assert [type(error) for error in failures] == [ClientClosedError]
         assert isinstance(failures[0].__cause__, ZeroDivisionError)
         for _ in range(2):
-            with pytest.raises(ClientClosed, match="has ended the client .ZeroDivisionError"):
+            with pytest.raises(ClientClosedError, match="has ended the client .ZeroDivisionError"):
                 consumer.poll(10)
-        with pytest.raises(ClientClosed, match="has ended the client"):
+        with pytest.raises(ClientClosedError, match="has ended the client"):
             consumer.committed([TopicPartition(topic, 0)])
 
 
@@ -210,9 +210,9 @@ def test_a_fault_of_the_asyncio_client_is_raised_by_every_call(kohort_broker: Br
             await asyncio.sleep(0)
             consumer._client.cluster.runtime.at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
             consumer._client.wake()
-            with pytest.raises(ClientClosed, match="has ended the client .ZeroDivisionError"):
+            with pytest.raises(ClientClosedError, match="has ended the client .ZeroDivisionError"):
                 await asyncio.wait_for(waiting, 20)
-            with pytest.raises(ClientClosed, match="has ended the client"):
+            with pytest.raises(ClientClosedError, match="has ended the client"):
                 await consumer.poll(10)
 
     asyncio.run(trial())

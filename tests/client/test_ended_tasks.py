@@ -28,7 +28,7 @@ from kohort.client.group.membership import Membership
 from kohort.client.net import thread_driver
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.connection import BrokerConnections
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.client.producer.sender import Sender
 from kohort.client.producer.transactions import TransactionManager
 from kohort.errors import KafkaError
@@ -279,7 +279,7 @@ def test_asyncio_consumers_raise_too(kohort_broker: Broker, topic: str, monkeypa
         monkeypatch.setattr(Cluster, "_keep_up", planted_later)
         async with AsyncConsumer(kohort_broker.bootstrap_servers, group_id=uuid.uuid4().hex) as consumer:
             consumer.subscribe([topic])
-            with pytest.raises(ClientClosed, match=PLANTED):
+            with pytest.raises(ClientClosedError, match=PLANTED):
                 await asyncio.wait_for(_polls(consumer), LIMIT_S)
 
     asyncio.run(trial())
@@ -307,7 +307,7 @@ def test_an_answer_that_can_not_be_taken_ends_the_call(
     async def trial() -> None:
         async with AsyncProducer(kohort_broker.bootstrap_servers) as producer:
             for _ in range(2):
-                with pytest.raises(ClientClosed, match=PLANTED):
+                with pytest.raises(ClientClosedError, match=PLANTED):
                     await asyncio.wait_for(producer.partitions_for("any"), LIMIT_S)
 
     asyncio.run(trial())
@@ -326,7 +326,7 @@ def test_a_fault_on_the_callers_thread_ends_the_client(kohort_broker: Broker, to
         client = consumer._client
         with client.lock:
             client.cluster.spawn_essential_task(planted_later(), "planted")
-            with pytest.raises(ClientClosed, match=PLANTED):
+            with pytest.raises(ClientClosedError, match=PLANTED):
                 client.send_now()
         assert PLANTED in str(raised(lambda: consumer.partitions_for_topic(topic)))
 

@@ -22,7 +22,7 @@ from kohort import Admin, Broker, Producer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.columns.encode import ColumnNames, partition_for_key
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, TimedOutError
 
@@ -321,7 +321,7 @@ def test_a_closed_producer_says_so(own_broker: Broker, topic: str) -> None:
     producer.close()
     producer.close()
     for call in (lambda: producer.send(topic, b"y"), lambda: producer.send("another", b"y"), producer.flush):
-        with pytest.raises(ClientClosed, match="closed"):
+        with pytest.raises(ClientClosedError, match="closed"):
             call()
 
 

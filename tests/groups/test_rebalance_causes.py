@@ -52,7 +52,7 @@ def test_kip848_rebalance_begins_anew_in_a_group_that_was_empty() -> None:
     trial.notes.clear()
     trial.beat("b")
     (done,) = [note for note in trial.notes if isinstance(note, Rebalanced)]
-    assert (done.duration_ms, done.downtime_max_ms) == (0, 0), "an hour without members is no standstill"
+    assert (done.duration_ms, done.downtime_max_ms) == (0, 0), "an hour without members is no downtime"
 
 
 def test_kip848_group_names_changed_subscriptions_topics_and_assignors() -> None:

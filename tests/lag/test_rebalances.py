@@ -105,10 +105,10 @@ def rebalance(ended_ms: int | None, *texts: str, members: int = 2, downtime_ms: 
     [
         (rebalance(None, "a joined"), "a joined; under way"),
         (rebalance(3_000, "a left", members=0), "a left; no members are left"),
-        (rebalance(3_000, "a joined"), "a joined; 2.0 s until all 2 members had partitions, nothing stood still"),
+        (rebalance(3_000, "a joined"), "a joined; 2.0 s until all 2 members had partitions, no downtime"),
         (
             rebalance(3_000, "a joined", "b joined", "c joined", "d left", members=1, downtime_ms=1_500),
-            "a joined; b joined; c joined; 1 more; 2.0 s until 1 member had partitions, standstill 1.5 s",
+            "a joined; b joined; c joined; 1 more; 2.0 s until 1 member had partitions, downtime 1.5 s",
         ),
     ],
 )

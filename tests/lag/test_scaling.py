@@ -305,7 +305,7 @@ def test_rebalance_that_stands_still_as_long_as_the_target_is_not_made_for_a_few
     )
     seen = [group.look(30, 25, 25, 0) for _ in range(DOWN_AFTER_MS // 30_000 + 2)]
     assert (seen[-1].needed, seen[-1].wanted, seen[-1].downtime_ms) == (3, 4, 35_000)
-    assert seen[-1].why == "fewer would do, but a rebalance stands still for 35 s, as long as the target"
+    assert seen[-1].why == "fewer would do, but a rebalance has a downtime of 35 s, as long as the target"
 
 
 def test_group_without_members_gets_one_for_unread_records_and_none_if_that_is_allowed() -> None:

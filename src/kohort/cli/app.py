@@ -178,7 +178,8 @@ def property_location_hint(message: str) -> str:
 def explain_hint(errors: Iterable[KafkaError]) -> str:
     """Return the line that tells where these errors are explained; empty: their messages say all."""
     names = dict.fromkeys(error.name_on_page for error in errors)
-    names.pop(KafkaError.__name__, None)
+    for name in (KafkaError.__name__, ErrorCode.INVALID_REQUEST.name):  # the explanation refers to the message
+        names.pop(name, None)
     return f"More: kohort explain {' '.join(names)}" if names else ""
 
 

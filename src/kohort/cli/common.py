@@ -53,8 +53,7 @@ class Common:
     """Print JSON."""
 
     timeout: int | None = None
-    """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached. `groups
-    watch` ends after this time; without it, at Ctrl-C."""
+    """How long a call may take, in milliseconds; 30000 unless given, but 4000 while no broker is reached."""
 
     @property
     def call_timeout_ms(self) -> int:

@@ -109,29 +109,28 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _for_pip(extra: str = "") -> str:
+def _for_pip() -> str:
     """Return the pip argument that names the kohort installed here: a local folder, a file, or the name on PyPI.
 
     Source: PEP 610, direct_url.json.
     """
     from urllib.request import url2pathname  # imports ssl, which the help page does without
 
-    wanted = f"[{extra}]" if extra else ""
     try:
         origin = msgspec.json.decode(distribution("kohort").read_text("direct_url.json") or "{}")
         parts = urlsplit(origin.get("url", ""))
         path = Path(url2pathname(parts.path))
     except (PackageNotFoundError, msgspec.DecodeError, ValueError):
-        return shlex.quote(f"kohort{wanted}")
+        return "kohort"
     if parts.scheme != "file" or not path.exists():
-        return shlex.quote(f"kohort{wanted}")
+        return "kohort"
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
-    return editable + shlex.quote(f"{path}{wanted}")
+    return editable + shlex.quote(str(path))
 
 
 def _pip_install(extra: str) -> str:
-    """Return the command that installs kohort with an extra."""
-    return f"pip install --upgrade {_for_pip(extra)}"
+    """Return the command that installs the packages of an extra: pip keeps the installed kohort, and asks no index."""
+    return f"pip install 'kohort[{extra}]'"
 
 
 @dataclass(frozen=True, slots=True)

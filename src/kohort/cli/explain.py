@@ -103,13 +103,11 @@ def public_errors() -> list[type[KafkaError]]:
     import kohort
     import kohort.region
     import kohort.schema_registry.prefix  # has an error of its own
-    from kohort.client.consumer.core import WakeupError
-    from kohort.client.net.thread_driver import ClientClosed
 
     modules = (kohort, kohort.region)  # another name would import what it comes with, as pandas: seconds
     exported = [getattr(module, name) for module in modules for name in module.__all__ if name.endswith("Error")]
     found = {kind for kind in exported if issubclass(kind, KafkaError)}
-    return sorted({*found, WakeupError, ClientClosed}, key=lambda kind: (kind is not KafkaError, kind.__name__))
+    return sorted(found, key=lambda kind: (kind is not KafkaError, kind.__name__))
 
 
 def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
@@ -122,7 +120,13 @@ def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
     remedies = [part.removeprefix(_REMEDY) for part in paragraphs if part.startswith(_REMEDY)]
     if len(remedies) != 1:
         raise ValueError(f"the docstring of {kind.__name__} has no paragraph that begins with `{_REMEDY}`")
-    return paragraphs[0], remedies[0][0].upper() + remedies[0][1:]
+    return _cause(kind), remedies[0][0].upper() + remedies[0][1:]
+
+
+def _cause(kind: type[KafkaError]) -> str:
+    """Return the first paragraph of an error class's docstring, without its source."""
+    paragraph = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
+    return " ".join(paragraph.partition("Source: ")[0].split())
 
 
 def explain(*names: str, json: bool = False) -> int:
@@ -193,13 +197,12 @@ def _code_row(code: ErrorCode) -> dict[str, Any]:
 
 def _class_row(kind: type[KafkaError]) -> dict[str, Any]:
     documented = next(base for base in kind.__mro__ if _REMEDY in (base.__doc__ or ""))
-    meaning = " ".join(inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0].split())
     return {
         "name": kind.__name__,
         "code": None,
         "class": documented.__name__,
         "retry": issubclass(kind, RetriableError),
-        "meaning": meaning,
+        "meaning": _cause(kind),
         "remedy": cause_and_remedy(documented)[1],
         "page": f"docs/errors.md#{documented.__name__.lower()}",
     }
@@ -212,6 +215,6 @@ def _paragraph(row: dict[str, Any]) -> str:
             f"{row['name']}{number}: {row['meaning']}",
             f"What to do: {row['remedy']}",
             f"In Python: {row['class']}. A repetition {'may help' if row['retry'] else 'alone does not help'}.",
-            f"More: {row['page']}",
+            f"In the documentation: {row['page'].removeprefix('docs/')}",
         ]
     )

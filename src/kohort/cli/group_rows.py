@@ -23,7 +23,7 @@ OF_WATCHED = ("group", *_PLACE, "rate", "catch_up", "client_id", "host", *_HEALT
 """The columns of tables of partitions, of lag, and of lag over time."""
 WATCHED_EXPENDABLE = ("log_start", "host", "catch_up", "rate", "committed", "client_id")
 """Columns that a terminal which is too narrow for `groups watch` leaves out, the first one first."""
-OF_REBALANCE = ("group", "began", "took_s", "generation", "members", "standstill_s", "reasons", "why")
+OF_REBALANCE = ("group", "began", "took_s", "generation", "members", "downtime_s", "reasons", "why")
 """The columns of tables of rebalances."""
 
 
@@ -120,8 +120,8 @@ def _rebalance_row(rebalance: GroupRebalanced) -> dict[str, Any]:
         "took_s": _seconds(took_ms),
         "generation": rebalance.generation,
         "members": rebalance.members,
-        "standstill_s": _seconds(rebalance.downtime_ms),
-        "standstill_by_member": {member: _seconds(downtime_ms) for member, downtime_ms in rebalance.longest},
+        "downtime_s": _seconds(rebalance.downtime_ms),
+        "downtime_by_member": {member: _seconds(downtime_ms) for member, downtime_ms in rebalance.longest},
         "reasons": list(dict.fromkeys(cause.reason for cause in rebalance.causes)),
         "why": rebalance_text(rebalance),
         "causes": [

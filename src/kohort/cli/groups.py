@@ -187,13 +187,6 @@ def _rows(sample: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 app = command_family("groups", "List and describe groups, their lag, and change their offsets.")
-for _name in ("delete-offsets", "delete", "reset-offsets", "clone"):  # imported when they are needed
-    app.command(f"kohort.cli.group_changes:{_name.replace('-', '_')}", name=_name)
-
-app.command(watch)
-app.command("kohort.cli.scaling:scale", name="scale")  # imported when it is needed, as `kohort scaler` is
-app.command("kohort.cli.lag_history:history", name="history")
-
 STATES = (
     "PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty", "Assigning", "Reconciling", "NotReady",
 )  # fmt: skip
@@ -201,7 +194,6 @@ PROTOCOLS = ("consumer", "connect", "share", "streams")
 """Kafka's names of a group's states and protocol types; filters also accept other values of the cluster's groups."""
 
 
-@app.command(name="list")
 def list_(
     *,
     state: tuple[str, ...] = (),
@@ -250,7 +242,6 @@ def _words(option: str, given: tuple[str, ...], known: Collection[str]) -> list[
     return [by_lower[word.lower()] for word in words]
 
 
-@app.command
 def describe(
     *groups: str,
     all_groups: bool = False,
@@ -302,7 +293,6 @@ def _show_rebalances(described: list[dict[str, Any]]) -> None:
     show(rows, OF_REBALANCE, as_json=False, empty="no rebalances")
 
 
-@app.command
 def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
     """Members of groups, with the partitions of each.
 
@@ -322,7 +312,6 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
     return print_errors(errors)
 
 
-@app.command
 def lag(
     *groups: str,
     all_groups: Annotated[bool, Parameter(name=("--all-groups", "--all"))] = False,
@@ -346,3 +335,20 @@ def lag(
     rows = [row for group in described for row in group["partitions"]]
     show(rows, with_batch_column(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
     return print_errors(errors)
+
+
+_COMMANDS: dict[str, Any] = {
+    "list": list_,
+    "describe": describe,
+    "members": members,
+    "lag": lag,
+    "watch": watch,
+    "history": "kohort.cli.lag_history:history",  # the modules of these are imported when they are needed
+    "scale": "kohort.cli.scaling:scale",
+    "reset-offsets": "kohort.cli.group_changes:reset_offsets",
+    "clone": "kohort.cli.group_changes:clone",
+    "delete-offsets": "kohort.cli.group_changes:delete_offsets",
+    "delete": "kohort.cli.group_changes:delete",
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_command, name=_name)

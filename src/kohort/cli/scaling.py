@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # the client is imported by the commands that need it
     from kohort.lag.scaling import ScalingDecision, ScalingTarget
 
 OF_SCALE = (
-    "group", "members", "wanted", "needed", "why", "written_rate", "rate", "member_rate", "time_lag", "standstill_s",
+    "group", "members", "wanted", "needed", "why", "written_rate", "rate", "member_rate", "time_lag", "downtime_s",
     "blocked",
 )  # fmt: skip
 LISTEN_DEFAULT = "127.0.0.1:9309"
@@ -131,7 +131,7 @@ def scale_row(decision: ScalingDecision) -> dict[str, Any]:
         "rate": _rounded(decision.read_per_s),
         "member_rate": _rounded(decision.member_per_s),
         "time_lag": None if decision.time_lag_ms is None else round(decision.time_lag_ms / 1000, 3),
-        "standstill_s": None if decision.downtime_ms is None else round(decision.downtime_ms / 1000, 3),
+        "downtime_s": None if decision.downtime_ms is None else round(decision.downtime_ms / 1000, 3),
         "blocked": [str(partition) for partition in decision.blocked],
     }
 

@@ -41,7 +41,7 @@ DRAIN_MIN_MS = 120_000
 BUSY_LAG_MS = 10_000
 """A member with an older record unread is busy: its commits alone make lags of 5 s."""
 REBALANCES_LOOKED_AT = 5
-"""The last rebalances whose standstill is the usual one."""
+"""The last rebalances whose downtime is the usual one."""
 RELIEF = 1.5
 """A late partition gets a member of its own if that reads its backlog by this much faster."""
 NAMED_PARTITIONS = 3
@@ -422,7 +422,7 @@ class _Scaling:
         if lowest < base and lasts:
             if (self.downtime_ms or 0) >= self.target.max_lag_ms and lowest > base // 2:
                 still = _seconds(self.downtime_ms)
-                why = f"fewer would do, but a rebalance stands still for {still}, as long as the target"
+                why = f"fewer would do, but a rebalance has a downtime of {still}, as long as the target"
                 return self._hold(measured, why, needed)
             wanted = max(self._enough(load, member_per_s, BUSY_WANTED) for _, load in loads)
             return self._changed(wanted, needed, f"{rates}, for {_seconds(DOWN_AFTER_MS)}", (), member_per_s)

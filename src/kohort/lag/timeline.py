@@ -141,7 +141,7 @@ def rebalance_text(rebalance: GroupRebalanced) -> str:
     if not rebalance.members:
         return f"{why}; no members are left"
     took = f"{_seconds(rebalance.ended_ms - rebalance.began_ms)} until {_counted(rebalance.members)} had partitions"
-    still = f", standstill {_seconds(rebalance.downtime_ms)}" if rebalance.downtime_ms else ", nothing stood still"
+    still = f", downtime {_seconds(rebalance.downtime_ms)}" if rebalance.downtime_ms else ", no downtime"
     return f"{why}; {took}{still}"
 
 

@@ -25,7 +25,7 @@ from kohort.client.net.connection import (
 from kohort.client.net.dialing import connected_loop_socket
 from kohort.client.net.runtime import Work
 from kohort.client.net.security import TlsError, TlsFiles, fetch_sasl_mechanism
-from kohort.client.net.thread_driver import ClientClosed, clock_with_sleep_ms, transfer_outcome
+from kohort.client.net.thread_driver import ClientClosedError, clock_with_sleep_ms, transfer_outcome
 from kohort.client.settings import ConnectionConfig
 from kohort.errors import KafkaError
 from kohort.io.processes import identity_for_peer
@@ -112,7 +112,7 @@ class AsyncClient:
         """Await a coroutine of the core. Cancelling the caller cancels the coroutine."""
         try:
             self.check()
-        except ClientClosed:
+        except ClientClosedError:
             coro.close()
             raise
         future: asyncio.Future[T] = self._loop.create_future()
@@ -149,18 +149,18 @@ class AsyncClient:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise ClientClosed if an unexpected error has ended the client, and not `close`."""
+        """Raise ClientClosedError if an unexpected error has ended the client, and not `close`."""
         if self.failed:
             self.check()
 
     def check(self) -> None:
-        """Raise ClientClosed when the client is closed."""
+        """Raise ClientClosedError when the client is closed."""
         if self._failure is not None:
             cause = f"{type(self._failure).__name__}: {self._failure}"
             text = f"an unexpected error has ended the client ({cause}): make a new one"
-            raise ClientClosed(text) from self._failure
+            raise ClientClosedError(text) from self._failure
         if self.closed:
-            raise ClientClosed("the client is closed")
+            raise ClientClosedError("the client is closed")
 
     def now_ms(self) -> float:
         return self._loop.time() * 1000
@@ -215,7 +215,7 @@ class AsyncClient:
             if not future.done():
                 try:
                     self.check()
-                except ClientClosed as error:
+                except ClientClosedError as error:
                     future.set_exception(error)
         self.notify()
 

@@ -355,7 +355,7 @@ class Cluster:
     def spawn_essential_task(self, coro: Work[T], name: str) -> Task[T]:
         """Start a task that the client can't do without: an error that it does not handle ends the client.
 
-        Every later call then raises ClientClosed with that error as its cause.
+        Every later call then raises ClientClosedError with that error as its cause.
         """
         task = self.runtime.spawn(coro, name)
         task.on_done(_raise_fault)

@@ -48,7 +48,7 @@ Arrived: TypeAlias = tuple[int, socket.socket | None, SaslMechanism | TlsError |
 """A link with its socket and its SASL exchange, or without a socket and with the reason."""
 
 
-class ClientClosed(KafkaError):
+class ClientClosedError(KafkaError):
     """Error for calls to a client that was closed, or that belongs to another process (it was made before a fork).
 
     Remedy: make a new client, in the process that uses it.
@@ -60,7 +60,7 @@ class ThreadClient:
 
     The thread starts with the first call. Coroutines run on it, under `lock`; other threads may look at the core's
     state while they hold `lock`, and must call `wake` after changing anything. Not picklable; a forked child gets
-    `ClientClosed`.
+    `ClientClosedError`.
 
     Attributes:
         cluster: The core; give its coroutines to `call`.
@@ -114,7 +114,7 @@ class ThreadClient:
         with self.lock:
             try:
                 self.check()
-            except ClientClosed:
+            except ClientClosedError:
                 coro.close()
                 raise
             task = self._calls[future] = self.cluster.runtime.spawn(coro, name)
@@ -222,7 +222,7 @@ class ThreadClient:
         """
         try:
             future = self.submit(goodbye, "goodbye")
-        except ClientClosed:
+        except ClientClosedError:
             return
         if self.is_own_thread():
             future.add_done_callback(lambda _: self.close())
@@ -240,20 +240,22 @@ class ThreadClient:
         return self._failure is not None
 
     def raise_failure(self) -> None:
-        """Raise ClientClosed if an unexpected error has ended the client, and not `close`."""
+        """Raise ClientClosedError if an unexpected error has ended the client, and not `close`."""
         if self.failed:
             self.check()
 
     def check(self) -> None:
-        """Raise ClientClosed when the client is closed or belongs to another process."""
+        """Raise ClientClosedError when the client is closed or belongs to another process."""
         if os.getpid() != self._pid:
-            raise ClientClosed("this client was made before a fork and belongs to the parent process: make a new one")
+            raise ClientClosedError(
+                "this client was made before a fork and belongs to the parent process: make a new one"
+            )
         if self._failure is not None:
             cause = f"{type(self._failure).__name__}: {self._failure}"
             text = f"an unexpected error has ended the client ({cause}): make a new one"
-            raise ClientClosed(text) from self._failure
+            raise ClientClosedError(text) from self._failure
         if self._closed:
-            raise ClientClosed("the client is closed")
+            raise ClientClosedError("the client is closed")
 
     def _fail_calls(self, failure: Exception | None) -> None:
         """Fail the calls under way, because the thread has ended. Under the lock."""
@@ -267,7 +269,7 @@ class ThreadClient:
         for future, task in list(self._calls.items()):
             try:
                 self.check()
-            except ClientClosed as error:
+            except ClientClosedError as error:
                 with contextlib.suppress(InvalidStateError):  # the future is done, or was cancelled just now
                     future.set_exception(error)
             task.cancel()
@@ -310,7 +312,7 @@ def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T])
     if promise.error is None:
         future.set_result(promise.result())
     elif isinstance(promise.error, TaskCancelled):
-        future.set_exception(ClientClosed("the call was cancelled"))
+        future.set_exception(ClientClosedError("the call was cancelled"))
     else:
         future.set_exception(promise.error)
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Promise, Work
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.client.producer.appender import Appender, Mutex
 from kohort.client.producer.batches import (
     Batch,
@@ -221,7 +221,7 @@ class Accumulator(Appender[Delivery]):
     def why_not_done(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
         reasons: list[str] = []
-        with contextlib.suppress(ClientClosed):
+        with contextlib.suppress(ClientClosedError):
             self._wake(lambda: reasons.append(self.why_not_done_here(batch)))
         return reasons[0] if reasons else "the producer is closed"
 
@@ -387,7 +387,9 @@ class Accumulator(Appender[Delivery]):
 
     def refuse_in_forked_child(self) -> None:
         """Refuse records and deliver none in a forked child."""
-        error = ClientClosed("this producer was made before a fork and belongs to the parent process: make a new one")
+        error = ClientClosedError(
+            "this producer was made before a fork and belongs to the parent process: make a new one"
+        )
         self.mutex = Mutex()  # another thread may have held the old one, and does not exist here
         self.lock = threading.Condition(self.mutex)
         self.failure = error

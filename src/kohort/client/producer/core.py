@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.metadata import Metadata, TopicInfo
 from kohort.client.net.runtime import Task
-from kohort.client.net.thread_driver import ClientClosed
+from kohort.client.net.thread_driver import ClientClosedError
 from kohort.client.net.topic_existence import check_topic_names
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.client.producer.accumulator import Accumulator, WouldBlock, content_bytes, monotonic_ms
@@ -355,7 +355,7 @@ class ProducerCore:
 
         Call this on the client's thread or under its lock.
         """
-        self.sender.end_sending(ClientClosed("the producer is closed"), at_once=True)
+        self.sender.end_sending(ClientClosedError("the producer is closed"), at_once=True)
 
     def undelivered(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
 
 from kohort.client.net.facades import blocking
 from kohort.client.net.runtime import Work
-from kohort.client.net.thread_driver import ClientClosed, ThreadClient
+from kohort.client.net.thread_driver import ClientClosedError, ThreadClient
 from kohort.client.producer.accumulator import NO_HEADERS, WouldBlock
 from kohort.client.producer.batches import Delivery, TableDelivery
 from kohort.client.producer.core import (
@@ -204,7 +204,7 @@ class Producer(ProducerFacadeMixin):
             return None
         until_s = self._client.until_s(timeout_ms)
         try:
-            with contextlib.suppress(ClientClosed):  # in a forked child
+            with contextlib.suppress(ClientClosedError):  # in a forked child
                 self._client.call(self._core.close(timeout_ms))
         except BaseException:  # Ctrl-C, for one: other threads may wait for deliveries
             with self._client.lock:
