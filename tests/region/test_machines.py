@@ -34,7 +34,7 @@ SEEN_AT = {
     "where the region has published is forgotten": 96,
     "who is late is waited for": 157,
     "who leaves is not needed before the topic has a reset": 22,
-    "what another place is to show is numbered anew with the sequence": 389,
+    "what another place is to show is numbered anew with the sequence": 464,
     "two resets to the initial state on their way have one number": 89,
     "what an error's text names is moved": 5,
     "what an error's text names is moved too": 23,
