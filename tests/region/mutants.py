@@ -407,7 +407,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a reset waits for who has published and gone": _instead(
         Checkpoints, "_after_publication", _waits_for_who_has_gone
     ),
-    "where the region has published is forgotten": _instead(Checkpoints, "commit_if_all_contributed", _forgets_places),
     "nobody is asked to publish": _instead(ControlPlaneState, "order_publications", lambda plane: None),
     "who died is not missed": _instead(
         RegionMembers, "remove_dead_member", lambda machine, one, cause: machine.plane.unregister(one)
@@ -518,6 +517,7 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
         MemberMachine, "complete", _counts_whatever_it_contributed
     ),
+    "where the region has published is forgotten": _instead(Checkpoints, "commit_if_all_contributed", _forgets_places),
     "dead letters are taken in again when the sink was away": _instead(RowStager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
     "epochs come again behind a sink that is adopted": _instead(

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.region import messages
 from kohort.region.sinks.parquet_folder import ParquetFolder
-from tests.region import test_adopting, test_dead_letters, test_member, test_parquet_folder
+from tests.region import test_adopting, test_dead_letters, test_member, test_parquet_folder, test_plane
 from tests.region.mutants import MUTANTS, SEEN_BY_A_TEST
 from tests.region.world.world import World
 
@@ -31,7 +31,6 @@ SEEN_AT = {
     "partitions are let go in the middle of a batch": 18,
     "starts are handed out at any time": 21,
     "what is held is let go with a sequence that does not cover it": 144,
-    "where the region has published is forgotten": 96,
     "who is late is waited for": 157,
     "who leaves is not needed before the topic has a reset": 22,
     "what another place is to show is numbered anew with the sequence": 464,
@@ -90,6 +89,9 @@ TESTS = {
     ),
     "a sequence that is shown and not marked is not seen": _without_its_mark,
     "dead letters are taken in again when the sink was away": _with_a_sink_that_is_away,
+    "where the region has published is forgotten": (
+        test_plane.test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published_to
+    ),
     "epochs come again behind a sink that is adopted": (
         lambda: test_adopting.assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(3)
     ),
