@@ -428,7 +428,9 @@ def test_topics_that_change_while_a_target_is_computed_are_in_the_next_target(ch
     assert len(trial.consumer_group().targets["a"]) == 2
 
 
-@pytest.mark.parametrize(("session_ms", "interval_ms"), [(5_000, 1_666), (4_000, 1_333), (5_001, 5_000), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("session_ms", "interval_ms"), [(5_000, 1_666), (4_000, 1_333), (5_001, 5_000), (2, 1)], ids=str
+)
 def test_heartbeat_interval_is_shorter_than_the_session(session_ms: int, interval_ms: int) -> None:
     trial = make_trial(consumer_session_timeout_ms=session_ms)
     assert trial.beat("a").heartbeat_interval_ms == interval_ms
