@@ -20,13 +20,13 @@ from tests.client.written_log import carry_out
 class World:
     """A producer of a virtual cluster whose broker creates topics that a request may create."""
 
-    def __init__(self, *topics: str) -> None:
+    def __init__(self, *topics: str, **settings: Any) -> None:
         self.cluster = VirtualCluster(topics=dict.fromkeys(topics, 1))
         handlers = self.cluster.handlers
         handlers["InitProducerId"] = lambda message, version: InitProducerIdResponse(producer_id=7, producer_epoch=0)
         handlers["Produce"] = self.produce
         self.metadata, handlers["Metadata"] = handlers["Metadata"], self.create
-        config = producer_config("127.0.0.1:9092", {})
+        config = producer_config("127.0.0.1:9092", settings)
         self.core = ProducerCore(
             self.cluster.cluster, config, lambda step: step(), clock_ms=lambda: self.cluster.runtime.now_ms
         )

@@ -87,12 +87,13 @@ def encode_arrow(
 
 def highest_partition(batch: pa.RecordBatch | pa.Table, name: str | None) -> int:
     """Return the highest number in the column of partitions; -1 if there is none, or the column can't be sent."""
-    if name is None or name not in batch.schema.names:
+    at = -1 if name is None else batch.schema.get_field_index(name)
+    if at < 0:
         return -1
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column = batch.column(name)
+    column = batch.column(at)
     highest = pc.max(column).as_py() if pa.types.is_integer(column.type) else None
     return highest if highest is not None and highest <= INT32_MAX else -1
 

@@ -192,11 +192,18 @@ class ProducerCore:
             WouldBlock: The topic is not known, or the memory full; chunks that were queued before stay queued.
         """
         partitions = self._partitions.get(topic)
+        if partitions is None:
+            raise self._unknown(topic, None, partial(self.send_arrow, topic, batch, names))
         highest = highest_partition(batch, names.partition)
-        if partitions is None or highest >= len(partitions):
-            partition = None if highest < 0 else highest
-            raise self._unknown(topic, partition, partial(self.send_arrow, topic, batch, names))
-        return self._put_all(topic, self._chunks(topic, batch, names, len(partitions)), [])
+        if highest >= len(partitions):
+            raise WouldBlock(
+                partial(self._find_partition, topic, highest), partial(self._put_rows, topic, batch, names)
+            )
+        return self._put_rows(topic, batch, names)
+
+    def _put_rows(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
+        """Encode and queue rows for the partitions that are known; the error for another partition names the row."""
+        return self._put_all(topic, self._chunks(topic, batch, names, len(self._partitions[topic])), [])
 
     def _chunks(
         self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames, count: int
@@ -429,14 +436,15 @@ class ProducerCore:
             await self._find_topic(topic, until_ms)
             if partition is not None:
                 await self._find_partition(topic, partition, until_ms)
+                if partition >= (count := len(self._partitions[topic])):
+                    raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
 
         return WouldBlock(wait_for_topic, again)
 
     async def _find_partition(self, topic: str, partition: int, until_ms: float) -> None:
-        """Look a topic up again while it lacks a partition, which other brokers may know already.
+        """Look a topic up while it lacks a partition, which other brokers may know already, for `TOPIC_CREATION_MS`.
 
-        Raises:
-            InvalidInputError: The topic has no such partition, also after `TOPIC_CREATION_MS`. Source: KAFKA-6833.
+        Source: KAFKA-6833.
         """
         clock_ms = self.accumulator.clock_ms
         late_ms, lookups = min(until_ms, clock_ms() + TOPIC_CREATION_MS), 0
@@ -444,8 +452,7 @@ class ProducerCore:
             lookups += 1
             wait_ms = self.cluster.backoff_ms(lookups)
             if clock_ms() + wait_ms >= late_ms:
-                count = len(self._partitions[topic])
-                raise InvalidInputError(f"{topic} has {count} partitions, there is no partition {partition}")
+                return
             await self.cluster.runtime.sleep(wait_ms)
             await self._find_topic(topic, until_ms)
 

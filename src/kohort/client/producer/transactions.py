@@ -567,7 +567,7 @@ class TransactionManager:
         if not refusals:
             return
         code, name, number = min(refusals, key=lambda refusal: is_code_retriable(refusal[0]))
-        error = error_for(code, f"offset of {name}-{number}")
+        error = error_for(code, f"offset of {name}-{number}: {code.text}")
         if code is ErrorCode.GROUP_ID_NOT_FOUND:
             raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", code)
         unknown = {name for code, name, _ in refusals if code is ErrorCode.UNKNOWN_TOPIC_ID} if code.retriable else ()
