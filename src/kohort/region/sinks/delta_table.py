@@ -36,6 +36,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -590,6 +591,8 @@ class DeltaTable(FolderSink):
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
             whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
+        hidden = self._log.files_with_deleted_rows(table)
+        whole = whole and not any(unquote(file["path"]).rpartition("/")[2] in hidden for file in ours)
         if there and not whole:
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "
