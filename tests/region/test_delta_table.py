@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import string
 import struct
 import subprocess
@@ -220,6 +221,31 @@ def test_emptied_table_has_no_row_of_a_partition_whose_folder_is_escaped(tmp_pat
     assert [row["name"] for row in read(sink.path)] == names
     sink.empty(3, 2)
     assert read(sink.path) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.binary(), pa.float64()], ids=str
+)
+def test_table_that_others_have_partitioned_by_another_type_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    """A value such as 2026-01-01T00:00:00 of a time without a zone makes the table unreadable."""
+    schema = pa.schema([("id", pa.int64()), ("g", kind)])
+    deltalake.DeltaTable.create(str(tmp_path / "t"), deltalake.Schema.from_arrow(schema), partition_by=["g"])
+    with pytest.raises(InvalidInputError, match="is partitioned by 'g' of type .* texts, integers, dates or booleans"):
+        DeltaTable(tmp_path / "t").bind("flights", REGION).check(schema)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "update", "keys": ["id"]}], ids=["append", "update"])
+def test_table_that_others_have_partitioned_by_a_boolean_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
+    schema = pa.schema([("id", pa.int64()), ("g", pa.bool_())])
+    deltalake.DeltaTable.create(str(tmp_path / "t"), deltalake.Schema.from_arrow(schema), partition_by=["g"])
+    sink = DeltaTable(tmp_path / "t", **options).bind("flights", REGION)
+    sink.check(schema)
+    rows = [{"id": 1, "g": True}, {"id": 2, "g": False}, {"id": 3, "g": None}]
+    sink.stage(key(1), pa.Table.from_pylist(rows, schema=schema))
+    sink.publish(1, [key(1)])
+    assert read(sink.path) == rows
+    log = Path(sink.path, "_delta_log", f"{1:020}.json").read_text()
+    assert {'{"g":"true"}', '{"g":"false"}', '{"g":null}'} == set(re.findall(r'"partitionValues":({[^}]*})', log))
 
 
 def _hide_row(path: str, row: int) -> None:

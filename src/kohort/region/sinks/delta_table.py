@@ -93,6 +93,7 @@ try:
         check_partition_columns,
         check_writable_table,
         delta_stored_schema,
+        refuse_partition_types,
         rows_by_partition,
         statistics,
     )
@@ -271,6 +272,7 @@ class DeltaTable(FolderSink):
             table = self._table(schema)
             check_writable_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
+            refuse_partition_types(self.path, schema_of(table), parts)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
             schema = self._fitting(schema_of(table), schema)
