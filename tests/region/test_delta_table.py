@@ -3,6 +3,9 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
+import string
+import struct
 import subprocess
 import sys
 from decimal import Decimal
@@ -208,6 +211,89 @@ def test_emptied_by_name_and_not_where_files_were_written_anew(tmp_path: Path) -
     sink.publish(4, [key(3, epoch=2)])
     sink.empty(5, 3)
     assert read(sink.path) == [] and sink.published() == 5
+
+
+def test_emptied_table_has_no_row_of_a_partition_whose_folder_is_escaped(tmp_path: Path) -> None:
+    """The paths of such folders have escapes in the log, and the library encodes the path of a removal once more."""
+    sink = made(tmp_path / "t", mode="update", keys=["id"], partition_by=["name"])
+    names = ["a b", "größe/1", "50%", "x=y", "plain", None]
+    for sequence in (1, 2):  # the files of the second are the Delta library's own
+        sink.stage(key(sequence), pa.concat_tables(table(number, name=name) for number, name in enumerate(names)))
+        sink.publish(sequence, [key(sequence)])
+    assert [row["name"] for row in read(sink.path)] == names
+    sink.empty(3, 2)
+    assert read(sink.path) == []
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.decimal128(9, 2), pa.binary(), pa.float64()], ids=str
+)
+def test_table_that_others_have_partitioned_by_another_type_is_refused(tmp_path: Path, kind: pa.DataType) -> None:
+    """A value such as 2026-01-01T00:00:00 of a time without a zone makes the table unreadable."""
+    schema = pa.schema([("id", pa.int64()), ("g", kind)])
+    deltalake.DeltaTable.create(str(tmp_path / "t"), deltalake.Schema.from_arrow(schema), partition_by=["g"])
+    with pytest.raises(InvalidInputError, match="is partitioned by 'g' of type .* texts, integers, dates or booleans"):
+        DeltaTable(tmp_path / "t").bind("flights", REGION).check(schema)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "update", "keys": ["id"]}], ids=["append", "update"])
+def test_table_that_others_have_partitioned_by_a_boolean_is_written(tmp_path: Path, options: dict[str, Any]) -> None:
+    schema = pa.schema([("id", pa.int64()), ("g", pa.bool_())])
+    deltalake.DeltaTable.create(str(tmp_path / "t"), deltalake.Schema.from_arrow(schema), partition_by=["g"])
+    sink = DeltaTable(tmp_path / "t", **options).bind("flights", REGION)
+    sink.check(schema)
+    rows = [{"id": 1, "g": True}, {"id": 2, "g": False}, {"id": 3, "g": None}]
+    sink.stage(key(1), pa.Table.from_pylist(rows, schema=schema))
+    sink.publish(1, [key(1)])
+    assert read(sink.path) == rows
+    log = Path(sink.path, "_delta_log", f"{1:020}.json").read_text()
+    assert {'{"g":"true"}', '{"g":"false"}', '{"g":null}'} == set(re.findall(r'"partitionValues":({[^}]*})', log))
+
+
+def _hide_row(path: str, row: int) -> None:
+    """Delete a row of the newest file as Spark does: by a deletion vector in the log, beside the whole file."""
+    log = Path(path, "_delta_log")
+    actions = [json.loads(line) for file in sorted(log.glob("*.json")) for line in file.read_text().splitlines()]
+    meta = [action["metaData"] for action in actions if "metaData" in action][-1]
+    added = [action["add"] for action in actions if "add" in action][-1]
+    bitmap = struct.pack("<IIHHIH", 12346, 1, 0, 0, 16, row)  # one container of one row
+    data = struct.pack("<iqi", 1_681_511_377, 1, 0) + bitmap
+    letters = string.digits + string.ascii_lowercase + string.ascii_uppercase + ".-:+=^!/*?&<>()[]{}@%$#"
+    numbers = [int.from_bytes(data[at : at + 4].ljust(4, b"\0"), "big") for at in range(0, len(data), 4)]
+    text = "".join(letters[number // 85**power % 85] for number in numbers for power in (4, 3, 2, 1, 0))
+    vector = {"storageType": "i", "pathOrInlineDv": text, "sizeInBytes": len(data), "cardinality": 1}
+    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors", "appendOnly"]}
+    changes = [
+        {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}},
+        {"metaData": {**meta, "configuration": {"delta.enableDeletionVectors": "true"}}},
+        {"remove": {"path": added["path"], "deletionTimestamp": 1, "dataChange": True}},
+        {"add": {**added, "deletionVector": vector}},
+    ]
+    version = deltalake.DeltaTable(path).version() + 1
+    (log / f"{version:020}.json").write_text("\n".join(map(json.dumps, changes)))
+
+
+def _ids_left(path: str) -> list[int]:
+    """The ids that a reader of deletion vectors sees; the library's Arrow datasets are none."""
+    found: Any = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(path)).execute("SELECT id FROM t")
+    return sorted(pa.table(found.read_all()).column("id").to_pylist())
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"mode": "update", "keys": ["id"]}], ids=lambda options: options.get("mode", "append")
+)
+def test_table_of_which_others_hide_rows_is_not_emptied_in_part(tmp_path: Path, options: dict[str, Any]) -> None:
+    sink = made(tmp_path / "t", **options)
+    for sequence, ids in ((1, (1, 2, 3)), (2, (4,))):
+        sink.stage(key(sequence), table(*ids))
+        sink.publish(sequence, [key(sequence)])
+        if sequence == 1:
+            _hide_row(sink.path, 1)
+    left = _ids_left(sink.path)
+    assert left == [1, 3, 4]
+    with pytest.raises(InvalidInputError, match="can't be told from others"):
+        sink.empty(3, 2)
+    assert _ids_left(sink.path) == left
 
 
 @pytest.mark.parametrize(

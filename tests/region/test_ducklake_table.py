@@ -405,6 +405,15 @@ def test_a_reader_that_filters_finds_rows_of_the_type_float(tmp_path: Path) -> N
                 assert ask(tmp_path, f"{statement}{value!r}::FLOAT") == [(1,)], (column, asked, value)
 
 
+def test_a_table_that_others_have_partitioned_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    made(tmp_path)
+    change(tmp_path, "ALTER TABLE {lake}.air.flights SET PARTITIONED BY (name)")
+    with pytest.raises(InvalidInputError, match="a table with partitions.* RESET PARTITIONED BY"):
+        made(tmp_path, OTHER)
+    change(tmp_path, "ALTER TABLE {lake}.air.flights RESET PARTITIONED BY")
+    made(tmp_path, OTHER)
+
+
 @pytest.mark.parametrize("kind", [duckdb.FatalException, duckdb.InternalException])
 def test_a_member_outlives_a_fatal_error_of_its_duckdb(kind: type[duckdb.Error], tmp_path: Path) -> None:
     """DuckDB refuses every statement after it."""

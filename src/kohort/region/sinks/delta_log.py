@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 from uuid import UUID
 
@@ -31,6 +31,9 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from kohort.errors import InvalidInputError, RetriableError
 from kohort.region.files import FileCalls, read_file, sync_file, sync_folder
+
+_DELETION_VECTORS: Final = "deletionVectors"
+"""The table feature with which others delete rows of a file without writing it anew."""
 
 
 class DeltaLog:
@@ -108,6 +111,17 @@ class DeltaLog:
         """Return the `add` entries of this version's data files."""
         with self._errors():
             return pa.table(table.get_add_actions(flatten=False)).to_pylist()
+
+    def files_with_deleted_rows(self, table: deltalake.DeltaTable) -> set[str]:
+        """Return the names, without folders, of this version's data files of which deletion vectors hide rows.
+
+        The library's `remove` action names no deletion vector. It would leave such a file in the table.
+        """
+        if _DELETION_VECTORS not in (table.protocol().reader_features or ()):
+            return set()
+        with self._errors():
+            found: Any = pa.table(table.deletion_vectors())
+        return {unquote(path).rpartition("/")[2] for path in found.column("filepath").to_pylist()}
 
     def commit(
         self,
@@ -297,9 +311,12 @@ def _arrow(schema: deltalake.Schema) -> pa.Schema:
 
 
 def delta_remove_action(file: Mapping[str, Any]) -> RemoveAction:
-    """Return the Delta `remove` action for a file, given its `add` entry."""
+    """Return the Delta `remove` action for a file, given its `add` entry.
+
+    The entry has the path as in the log, encoded for a URL. The library encodes the path of an action itself.
+    """
     parts = {name: None if value is None else str(value) for name, value in (file.get("partition") or {}).items()}
-    return RemoveAction(file["path"], True, int(time.time() * 1000), file["size_bytes"], parts)
+    return RemoveAction(unquote(file["path"]), True, int(time.time() * 1000), file["size_bytes"], parts)
 
 
 def _quoted(name: str) -> str:

@@ -70,10 +70,31 @@ def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> N
     """
     for name in partition_by:
         kind = schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind)):
+        if not _can_partition(kind):
             raise InvalidInputError(f"partition_by names {name!r} of type {kind}: take a text, an integer or a date")
     if len(partition_by) == len(schema):
         raise InvalidInputError("partition_by names all columns: one must be left for the files")
+
+
+def refuse_partition_types(place: str, there: pa.Schema, partition_by: Sequence[str]) -> None:
+    """Refuse a Delta table that others have partitioned by a type whose values have no text that all readers take.
+
+    One value in another form makes the whole table unreadable.
+
+    Raises:
+        InvalidInputError: a partition column has another type than text, integer, date or boolean.
+    """
+    for name in partition_by:
+        kind = there.field(name).type
+        if not (_can_partition(kind) or pa.types.is_boolean(kind)):
+            raise InvalidInputError(
+                f"{place} is partitioned by {name!r} of type {kind}, whose values can't be written so that all readers "
+                "take them: give the region a table that is partitioned by texts, integers, dates or booleans"
+            )
+
+
+def _can_partition(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
 def check_writable_table(place: str, table: deltalake.DeltaTable, mode: str) -> None:
@@ -224,4 +245,6 @@ def rows_by_partition(table: pa.Table, partition_by: Sequence[str]) -> list[tupl
 def _partition(value: object) -> str | None:
     if value is None or value == "":
         return None
+    if isinstance(value, bool):
+        return str(value).lower()
     return value.isoformat() if isinstance(value, date) else str(value)

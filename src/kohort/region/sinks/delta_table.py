@@ -36,6 +36,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, ClassVar, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -93,6 +94,7 @@ try:
         check_partition_columns,
         check_writable_table,
         delta_stored_schema,
+        refuse_partition_types,
         rows_by_partition,
         statistics,
     )
@@ -271,6 +273,7 @@ class DeltaTable(FolderSink):
             table = self._table(schema)
             check_writable_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
+            refuse_partition_types(self.path, schema_of(table), parts)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
             schema = self._fitting(schema_of(table), schema)
@@ -591,6 +594,8 @@ class DeltaTable(FolderSink):
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
             whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
+        hidden = self._log.files_with_deleted_rows(table)
+        whole = whole and not any(unquote(file["path"]).rpartition("/")[2] in hidden for file in ours)
         if there and not whole:
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.path}: its files were written "

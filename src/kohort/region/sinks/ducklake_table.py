@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Final
+from uuid import UUID
 
 import msgspec
 import pyarrow as pa
@@ -473,8 +474,27 @@ class DuckLakeTable(FolderSink):
 
     def _try_file(self, path: str) -> None:
         """Check that DuckLake accepts a Parquet file: add it to the table in a transaction that is rolled back."""
+        try:
+            with self._lake.transaction() as at:
+                at.call(self._adding([path]))
+        except InvalidInputError as error:
+            if self._is_partitioned():
+                raise InvalidInputError(
+                    f"{self.place} is a table with partitions, into which DuckLake takes no such file: take them away "
+                    "by ALTER TABLE … RESET PARTITIONED BY, or give the region another table"
+                ) from error
+            raise
+
+    def _is_partitioned(self) -> bool:
         with self._lake.transaction() as at:
-            at.call(self._adding([path]))
+            return bool(
+                at.ask(
+                    "SELECT 1 FROM __ducklake_metadata_{lake}.ducklake_partition_info p JOIN "
+                    "__ducklake_metadata_{lake}.ducklake_table t USING (table_id) WHERE p.end_snapshot IS NULL AND "
+                    "t.end_snapshot IS NULL AND lower(t.table_uuid::VARCHAR) = ?",
+                    str(UUID(at.tables(self._names[0])[self._names[1].lower()])),
+                )
+            )
 
     def _adding(self, paths: Sequence[str]) -> str:
         return (
