@@ -82,7 +82,7 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
 def _check_arrow_size(data: bytes) -> None:
     """Check how many bytes and values the columns of a stream have, before they are decompressed.
 
-    Source: Apache Arrow, "Columnar format", Message.fbs.
+    The fields' numbers are those of `Message.fbs` in Arrow's description of its columnar format.
 
     Raises:
         CorruptDataError: They have too many.
