@@ -194,6 +194,24 @@ def test_missing_settings_are_reported_before_the_first_connection(others: dict[
         Admin("127.0.0.1:1", **settings("http://127.0.0.1:1/", **others))
 
 
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        pytest.param("http://issuer.example/token?key=hidden", True, id="another machine"),
+        pytest.param("https://issuer.example/token", False, id="encrypted"),
+        pytest.param("http://127.0.0.1:1/token", False, id="this machine"),
+        pytest.param("http://[::1]:1/token", False, id="this machine by IPv6"),
+    ],
+)
+def test_secret_that_would_cross_the_network_in_plain_text_is_warned_of(
+    url: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    source(url, [0.0])
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warned
+    assert ("everyone on the way can read" in caplog.text) == warned
+    assert "hidden" not in caplog.text
+
+
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredBroker]:
     with secured_broker(tmp_path_factory.mktemp("secured")) as broker:

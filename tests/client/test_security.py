@@ -7,6 +7,7 @@ import base64
 import contextlib
 import json
 import socket
+import ssl
 import threading
 import time
 import uuid
@@ -16,9 +17,13 @@ from typing import Any
 import pytest
 
 from kohort import Admin, AsyncAdmin, AsyncProducer, Consumer, Producer, TopicPartition
+from kohort.broker.security.mechanisms import StoredCredential
 from kohort.client.admin.values import NewTopic
 from kohort.client.net.security import SaslError, Scram, TlsError
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
+from kohort.io.key_stores import KeyStore
+from kohort.io.server_certificates import LoadedCertificates
+from kohort.schema_registry.registry import _address_of
 from tests.support.secured_broker import SecuredBroker, secured_broker
 from tests.support.secured_kafka import SecuredKafka
 from tests.support.waiting import until
@@ -334,3 +339,22 @@ def test_a_scram_challenge_that_is_none_is_refused(answer: bytes) -> None:
 def test_secrets_do_not_show_in_a_configuration() -> None:
     consumer = Consumer("127.0.0.1:1", sasl_password="very secret", sasl_jaas_config='password="also secret"')
     assert "secret" not in repr(consumer.config)
+
+
+HIDDEN = "hidden-word"
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        pytest.param(lambda: KeyStore("store.jks", None, HIDDEN, None, HIDDEN, HIDDEN), id="key store"),
+        pytest.param(lambda: StoredCredential(b"salt", 4096, HIDDEN.encode(), HIDDEN.encode()), id="credential"),
+        pytest.param(lambda: LoadedCertificates(HIDDEN.encode(), None, ssl.create_default_context()), id="identity"),
+        pytest.param(lambda: _address_of(f"https://user:{HIDDEN}@registry"), id="registry"),
+    ],
+)
+def test_objects_with_secrets_do_not_show_them(made: Callable[[], object]) -> None:
+    """Tracebacks with local variables, as of pytest or an error reporter, have the form of such objects."""
+    shown = repr(made())
+    assert HIDDEN not in shown
+    assert base64.b64encode(f"user:{HIDDEN}".encode()).decode() not in shown

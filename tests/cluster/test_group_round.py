@@ -106,8 +106,16 @@ def test_survives_its_bytes_whoever_leads(metadata: dict[str, JoinMetadata], dat
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"{}", b'{"candidate":1,"shards":1}', b'{"placement":{},"members":{}}', b"\x00\x01", b"[" * 5_000],
-    ids=["nothing", "no field", "a candidate that is none", "no map", "no text", "nested"],
+    [
+        b"",
+        b"{}",
+        b'{"candidate":1,"shards":1}',
+        b'{"placement":{},"members":{}}',
+        b"\x00\x01",
+        b"[" * 5_000,
+        b'{"placement":{},"members":{"' + b"9" * 5_000 + b'":"m"}}',
+    ],
+    ids=["nothing", "no field", "a candidate that is none", "no map", "no text", "nested", "a long number"],
 )
 def test_bytes_of_something_else(data: bytes) -> None:
     """Refused, whole."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 
 from kohort.io.log_throttle import (
@@ -10,6 +11,7 @@ from kohort.io.log_throttle import (
     LONGEST_PAUSE_MS,
     FailureThrottle,
     IntervalThrottle,
+    PrintableFormatter,
 )
 
 
@@ -77,3 +79,12 @@ def test_interval_throttle_is_due_at_once_for_a_kind_that_it_forgets() -> None:
     assert [events.count_event(kind) for kind in ("a", "b", "c", "b", "a")] == [1, 1, 1, 0, 1]
     events.forget("b")
     assert events.count_event("b") == 1
+
+
+def test_traceback_does_nothing_to_a_terminal() -> None:
+    try:
+        raise ValueError("a client's \x1b[2Jname")
+    except ValueError:
+        shown = PrintableFormatter("%(message)s").formatException(sys.exc_info())
+    assert shown.startswith("Traceback (most recent call last):\n  File ")
+    assert shown.endswith("\nValueError: a client's \\x1b[2Jname")

@@ -23,6 +23,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.errors import InvalidInputError
 from kohort.io.backoff import exponential_backoff
 from kohort.io.key_stores import TrustedAuthorities
+from kohort.settings.config import is_loopback
 from kohort.settings.jaas import parse_jaas_options
 from kohort.settings.validation import redacted_url
 
@@ -69,7 +70,8 @@ class TokenEndpoint:
         self._scheme = urllib.parse.urlsplit(url).scheme
         if self._scheme not in ("https", "http", "file"):
             raise InvalidInputError(
-                f"sasl.oauthbearer.token.endpoint.url must begin with https:// or file://, not {redacted_url(url)}"
+                "sasl.oauthbearer.token.endpoint.url must begin with https://, http:// or file://, not "
+                f"{redacted_url(url)}"
             )
         options = parse_jaas_options(config.sasl_jaas_config) if config.sasl_jaas_config else {}
         self._id = config.sasl_oauthbearer_client_id or options.get("clientId")
@@ -79,6 +81,13 @@ class TokenEndpoint:
             raise InvalidInputError(
                 "sasl.oauthbearer.token.endpoint.url needs sasl.oauthbearer.client.credentials.client.id and "
                 "sasl.oauthbearer.client.credentials.client.secret"
+            )
+        host = urllib.parse.urlsplit(url).hostname or ""
+        if self._scheme == "http" and not is_loopback(host):
+            log.warning(
+                "sasl.oauthbearer.token.endpoint.url is http:// at another machine (%s): everyone on the way can read "
+                "the client's secret and its tokens; give an https:// URL",
+                redacted_url(url),
             )
         self._timeout_s = max(REQUEST_TIMEOUT_MIN_S, config.socket_connection_setup_timeout_ms / 1000)
         self._authorities = TrustedAuthorities(

@@ -227,6 +227,10 @@ class KeyStore(NamedTuple):
     password: str | None = None
     key_password: str | None = None
 
+    def __repr__(self) -> str:
+        """Return the files alone: key and passwords must not be in a traceback."""
+        return f"KeyStore({self.location!r}, {self.key_location!r}, …)"
+
 
 def load_certificate_and_key(context: ssl.SSLContext, store: KeyStore) -> None:
     """Load a certificate and private key into a TLS context, if there are any.

@@ -20,7 +20,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 FIRST_PAUSE_MS = 10_000
 LONGEST_PAUSE_MS = 600_000
@@ -205,6 +205,10 @@ class PrintableFormatter(logging.Formatter):
     def __init__(self, text: str, advice: Callable[[str, str], str] = lambda logger, message: "") -> None:
         super().__init__(text)
         self._advice = advice
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's own name
+        """Return a traceback, whose last line may have a client's text: line breaks and tabs alone stay."""
+        return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in super().formatException(ei))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         """Return the line without what follows it, such as a traceback."""

@@ -6,7 +6,7 @@ import logging
 import ssl
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kohort.errors import InvalidInputError
@@ -26,7 +26,7 @@ class LoadedCertificates:
         context: Serves connections with them.
     """
 
-    identity: bytes
+    identity: bytes = field(repr=False)
     authorities: bytes | None
     context: ssl.SSLContext
 

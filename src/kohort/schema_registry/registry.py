@@ -163,7 +163,7 @@ class _Address:
     host: str
     port: int
     path: str
-    login: str | None
+    login: str | None = dataclasses.field(repr=False)
 
 
 def _address_of(url: str) -> _Address:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -327,6 +329,39 @@ def test_depth_is_bounded_whatever_field_is_deep(depth: int) -> None:
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([*values, b'{"n":2}'], pa.binary()))
     assert sorted(parts.reasons) == ([] if depth <= DEPTH else [0, 1])
     assert parts.joined()[2].as_py() == {"n": 2, "s": None}
+
+
+@pytest.mark.parametrize(
+    ("opened", "closed"),
+    [
+        pytest.param(b"[", b"]", id="lists"),
+        pytest.param(b'{"x":', b"}", id="objects"),
+        pytest.param(b'{"x":1,"y":["z",', b"]}", id="both"),
+    ],
+)
+def test_deep_value_of_a_string_column_is_its_json(opened: bytes, closed: bytes) -> None:
+    levels = (DEPTH - 1) // (opened.count(b"[") + opened.count(b"{"))
+    text = opened * levels + b'"\xc3\xbc"' + closed * levels
+    parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([b'{"n":1,"s":' + text + b"}", b'{"n":2}'], pa.binary()))
+    assert parts.reasons == {}
+    assert parts.joined().to_pylist() == [{"n": 1, "s": text.decode()}, {"n": 2, "s": None}]
+
+
+def test_deep_value_is_at_most_bad_where_the_caller_is_deep_too() -> None:
+    """Python 3.11 counts its parser's levels with the caller's frames; later versions count them apart."""
+    records, text = JsonRecords(NUMBERED, UTC), "[" * 490 + "]" * 490
+
+    def convert_at(level: int) -> str:
+        if level:
+            return convert_at(level - 1)
+        try:
+            return str(records.convert(f'{{"s":{text}}}'.encode())["s"])
+        except ValueError as error:
+            return str(error)
+
+    assert convert_at(10) == text
+    deep = convert_at(sys.getrecursionlimit() - len(inspect.stack()) - 100)
+    assert deep in (text, "nested deeper than Python can parse here")
 
 
 def test_brackets_in_strings_are_no_levels() -> None:

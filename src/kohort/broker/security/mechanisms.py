@@ -34,6 +34,10 @@ class StoredCredential(NamedTuple):
     stored_key: bytes
     server_key: bytes
 
+    def __repr__(self) -> str:
+        """Return the iterations alone: with the keys others could try passwords, or pose as the broker."""
+        return f"StoredCredential(iterations={self.iterations}, …)"
+
 
 class Credentials(Protocol):
     """The interface of the store of all SCRAM users' credentials."""

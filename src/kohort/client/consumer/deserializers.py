@@ -82,7 +82,7 @@ def arrow_rows(data: bytes) -> list[dict[str, Any]]:
 def _check_arrow_size(data: bytes) -> None:
     """Check how many bytes and values the columns of a stream have, before they are decompressed.
 
-    Source: Apache Arrow, "Columnar format", Message.fbs.
+    The fields' numbers are those of `Message.fbs` in Arrow's description of its columnar format.
 
     Raises:
         CorruptDataError: They have too many.
@@ -98,11 +98,11 @@ def _check_arrow_size(data: bytes) -> None:
             raise ValueError("it is in a form of before Arrow 1.0")
         table = _FlatbufferTable.root(bytes(message.metadata)).child(2)
         batch = table if message.type == "record batch" else table.child(1)
-        values += max(batch.int64(0), sum(length for length, _ in batch.pairs(1)))
+        values += max(batch.int64(0), sum(max(0, length) for length, _ in batch.pairs(1)))
         is_compressed, body = bool(batch.field(3)), memoryview(message.body or b"")
         for offset, length in batch.pairs(2):
             inside = _INT64.unpack_from(body, offset)[0] if is_compressed and length else -1
-            size += length if inside < 0 else inside
+            size += max(0, length) if inside < 0 else inside
         if size > ARROW_BYTES_MAX or values > ARROW_VALUES_MAX:
             raise CorruptDataError(f"an Arrow stream of more than {ARROW_BYTES_MAX} bytes or {ARROW_VALUES_MAX} values")
 

@@ -23,6 +23,9 @@ from kohort.cluster.coordination.placement import (
 )
 from kohort.errors import CorruptDataError
 
+_DIGITS_MAX = 10
+"""The most digits of a candidate's number. Python refuses to convert more than 4,300."""
+
 
 @dataclass(frozen=True, slots=True)
 class JoinMetadata:
@@ -92,7 +95,8 @@ class LeaderAssignment:
         placement, members, refused = fields.get("placement"), fields.get("members"), fields.get("refused", "")
         if not isinstance(placement, dict) or not isinstance(members, dict) or not isinstance(refused, str):
             raise CorruptDataError(f"no leader's bytes: {fields!r}"[:300])
-        ids = {int(number): str(member) for number, member in members.items() if number.isdecimal()}
+        numbers = [number for number in members if number.isdecimal() and len(number) <= _DIGITS_MAX]
+        ids = {int(number): str(members[number]) for number in numbers}
         return LeaderAssignment(read_placement(placement), ids, refused)
 
 

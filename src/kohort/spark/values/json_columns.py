@@ -113,6 +113,8 @@ class JsonRecords:
             parsed = _DECODER.decode(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"no JSON: {error.msg} at character {error.pos}") from None
+        except RecursionError:  # a caller that is deep itself has left too few of Python's frames
+            raise ValueError("nested deeper than Python can parse here") from None
         if parsed is None:
             raise ValueError("the value is the word null")
         return self._convert(parsed)
@@ -314,14 +316,33 @@ def _string(found: Any) -> str:
     return text
 
 
+class _JsonText(str):
+    """JSON text that is already written."""
+
+    __slots__ = ()
+
+
 def _dumped(found: Any) -> str:
-    if isinstance(found, _Members):
-        return (
-            "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{_dumped(member)}" for name, member in found) + "}"
-        )
-    if isinstance(found, list):
-        return "[" + ",".join(map(_dumped, found)) + "]"
-    return str(found) if isinstance(found, _Integer | _Real | _NotFinite) else json.dumps(found, ensure_ascii=False)
+    """Return a parsed value as JSON text. Without recursion: `DEPTH` levels would take two of Python's frames each."""
+    texts: list[str] = []
+    left = [found]
+    while left:
+        part = left.pop()
+        if isinstance(part, _Members):
+            left.append(_JsonText("}"))
+            for number, (name, member) in reversed([*enumerate(part)]):
+                left += (member, _JsonText(f"{',' if number else ''}{json.dumps(name, ensure_ascii=False)}:"))
+            left.append(_JsonText("{"))
+        elif isinstance(part, list):
+            left.append(_JsonText("]"))
+            for number, item in reversed([*enumerate(part)]):
+                left += (item, _JsonText("," if number else ""))
+            left.append(_JsonText("["))
+        elif isinstance(part, _Integer | _Real | _NotFinite | _JsonText):
+            texts.append(part)
+        else:
+            texts.append(json.dumps(part, ensure_ascii=False))
+    return "".join(texts)
 
 
 CHUNK_BYTES = 1 << 20
