@@ -307,12 +307,13 @@ def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T])
     """Give a caller's future the outcome of a promise of the core; a cancelled future stays as it is."""
     if future.done():
         return
-    if promise.error is None:
-        future.set_result(promise.result())
-    elif isinstance(promise.error, TaskCancelled):
-        future.set_exception(ClientClosed("the call was cancelled"))
-    else:
-        future.set_exception(promise.error)
+    with contextlib.suppress(InvalidStateError):  # another thread has cancelled it just now
+        if promise.error is None:
+            future.set_result(promise.result())
+        elif isinstance(promise.error, TaskCancelled):
+            future.set_exception(ClientClosed("the call was cancelled"))
+        else:
+            future.set_exception(promise.error)
 
 
 def _result_of(future: Future[T], timeout_s: float | None) -> T:
