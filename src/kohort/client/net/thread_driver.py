@@ -370,6 +370,7 @@ class _IoThread:
         self._awake = False
         self._ended = False
         self._left: deque[Command] = deque()
+        self._failed_sends: dict[int, OSError] = {}
         self._sleeps_until_ms = float("inf")
         self.thread = threading.Thread(target=self._run, name="kohort-client", daemon=True)
         self.thread.start()
@@ -404,8 +405,9 @@ class _IoThread:
             if channel is not None:
                 try:
                     channel.send(self._left[0].parts)
-                except OSError:
-                    return False  # the thread tries again and reports the error
+                except OSError as error:
+                    self._failed_sends[channel.link] = error
+                    return False  # the thread reports the error
             self._left.popleft()
         deadline = runtime.next_deadline_ms()
         return not self._left and (deadline is None or deadline >= self._sleeps_until_ms)
@@ -484,6 +486,8 @@ class _IoThread:
             return
         if isinstance(command, SendFrame):
             try:
+                if (failure := self._failed_sends.get(command.link)) is not None:
+                    raise failure
                 channel.send(command.parts)
             except OSError as error:
                 self._lost(channel, socket_error_text(error))
@@ -544,6 +548,7 @@ class _IoThread:
         self._cluster.connections.closed(channel.link, reason)
 
     def _drop(self, channel: SocketChannel) -> None:
+        self._failed_sends.pop(channel.link, None)
         if self._channels.pop(channel.link, None) is not None:
             self._selector.unregister(channel.sock)
             channel.close()
