@@ -150,6 +150,24 @@ def test_lanes_have_connections_of_their_own() -> None:
     assert len(world.opened) == 3  # to the bootstrap address, to node 1, and to node 1 for the lane
 
 
+def test_a_connection_is_not_idle_just_after_an_answer_that_took_long() -> None:
+    """A JoinGroup waits for as long as the other members may take."""
+    world = VirtualCluster(settings={"connections_max_idle_ms": 60_000}, topics={"a": 1})
+    world.handlers["Heartbeat"] = lambda message, version: PARK
+    world.call(world.cluster.refresh_metadata())
+    joining = world.runtime.spawn(
+        world.cluster.send(HeartbeatRequest(group_id="g"), BrokerById(1), timeout_ms=300_000, channel="join")
+    )
+    world.run(100_000)
+    (parked,) = world.parked_named("Heartbeat")
+    world.answer(parked, HeartbeatResponse())
+    assert joining.done
+    world.run(130_000)
+    assert parked.link in world.open_links
+    world.run(200_000)
+    assert parked.link not in world.open_links
+
+
 def test_a_coordinator_is_looked_up_once_and_again_when_forgotten() -> None:
     world = VirtualCluster()
     world.call(world.cluster.refresh_metadata())

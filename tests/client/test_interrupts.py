@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import threading
 import uuid
@@ -14,9 +16,12 @@ import pytest
 from kohort import AsyncConsumer, Broker, Consumer, Producer, TopicPartition
 from kohort.client.consumer import async_consumer
 from kohort.client.consumer import consumer as blocking_consumer
+from kohort.client.net.cluster import ANY, ConnectionFailed
+from kohort.client.net.connection import SocketChannel
 from kohort.client.net.thread_driver import ThreadClient
 from kohort.client.settings import ConnectionConfig, client_config
 from kohort.io.signal_delay import SignalDelay
+from kohort.wire.discovery import MetadataRequest
 
 SETTINGS: Any = {"auto_offset_reset": "earliest"}
 RECORDS, SIZE = 20, 10_000
@@ -128,6 +133,32 @@ def test_interrupt_ends_no_task_of_the_client(servers: str) -> None:
         with pytest.raises(KeyboardInterrupt):
             client.send_now()
     assert steps == ["begun", "done"]
+    client.close()
+
+
+def test_a_send_that_fails_on_the_callers_thread_ends_the_connection(
+    servers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may be out of buffers for a moment. The caller learns it, and need not wait for an answer."""
+    client = ThreadClient(client_config(ConnectionConfig, servers, {"request_timeout_ms": 5_000}))
+    for _ in range(2):  # the second time by a connection to a broker that the cluster names
+        client.call(client.cluster.refresh_metadata())
+    flush, failed = SocketChannel.flush, list[int]()
+
+    def without_buffers(channel: SocketChannel) -> None:
+        if not failed:
+            failed.append(channel.link)
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        flush(channel)
+
+    with client.lock:
+        asked = client.submit(client.cluster.send(MetadataRequest(topics=[]), ANY))
+        monkeypatch.setattr(SocketChannel, "flush", without_buffers)
+        client.send_now()
+        assert failed
+    with pytest.raises(ConnectionFailed, match="no buffer space available"):
+        asked.result(30)
+    client.call(client.cluster.refresh_metadata())
     client.close()
 
 

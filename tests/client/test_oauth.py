@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -18,10 +19,12 @@ from typing import Any
 import pytest
 
 from kohort import Admin
+from kohort.client.net import asyncio_driver
+from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.security import SaslError, TlsFiles, sasl_mechanism
 from kohort.client.oauth import TokenEndpoint
 from kohort.client.settings import ConnectionConfig, client_config
-from kohort.errors import InvalidInputError
+from kohort.errors import InvalidInputError, KafkaError
 from tests.support.secured_broker import SecuredBroker, secured_broker
 from tests.support.secured_kafka import make_certificates
 
@@ -299,3 +302,30 @@ def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplo
     second = files.current_tls_context()
     assert second is not None
     assert second is not first
+
+
+def test_connection_whose_login_can_not_begin_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each further attempt would leave another one behind, where the system is short of threads already."""
+
+    def starts_no_thread(_config: ConnectionConfig) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio_driver, "fetch_sasl_mechanism", starts_no_thread)
+    ended = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async def play() -> None:
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, asyncio.timeout(30):
+            address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            login = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token": str}
+            client = await AsyncClient.open(client_config(ConnectionConfig, address, login))
+            with pytest.raises(KafkaError, match="can't start new thread"):
+                await client.call(client.cluster.describe_topics([], 500))
+            await ended.wait()
+            await client.close()
+
+    asyncio.run(play())

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from concurrent.futures import Future
 
 import pytest
 
 from kohort.client.net.runtime import Promise, Runtime, Task, TaskCancelled
-from kohort.errors import TimedOutError
+from kohort.client.net.thread_driver import transfer_outcome
+from kohort.errors import KafkaError, TimedOutError
 
 
 def test_tasks_run_in_the_order_in_which_they_became_ready() -> None:
@@ -161,3 +163,22 @@ def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
     ending.cancel()
     runtime.advance(1)
     assert reported[2:] == ["ending: in the end"]
+
+
+@pytest.mark.parametrize("error", [None, KafkaError("refused"), TaskCancelled()], ids=["value", "error", "cancelled"])
+def test_a_call_that_another_thread_cancels_just_when_it_ends_ends_no_client(error: BaseException | None) -> None:
+    """Ctrl-C or a time limit cancels the future on the application's thread, without the lock of the client."""
+
+    class CancelledMeanwhile(Future[int]):
+        def done(self) -> bool:
+            before = super().done()
+            self.cancel()
+            return before
+
+    promise, future = Promise[int](), CancelledMeanwhile()
+    promise.on_done(lambda kept: transfer_outcome(kept, future))
+    if error is None:
+        promise.resolve(1)
+    else:
+        promise.fail(error)
+    assert future.cancelled()

@@ -405,6 +405,25 @@ def test_a_static_member_replaced_while_its_target_is_computed_gets_its_share() 
     assert (sorted(consumer.members), owned) == (["a", "c"], [0, 1, 2, 3])
 
 
+def test_a_static_member_replaced_while_an_older_target_is_computed_keeps_partitions() -> None:
+    """The target of the older epoch names the id that it had, and has nothing for the new one."""
+    trial = Trial()
+    trial.set_topics(t=8)
+    trial.beat("a")
+    trial.beat("z", instance_id="i")
+    before = trial.consumer_group().targets["z"]
+    trial.works_at_once = False
+    trial.feed(trial.consumer_event("b"))
+    trial.beat("z", -2, instance_id="i")
+    trial.feed(trial.consumer_event("c", instance_id="i"))
+    trial.feed(trial.consumer_event("d"))
+    trial.do_work()
+    consumer = trial.consumer_group()
+    assert consumer.target_epoch == consumer.epoch
+    assert {len(target) for target in consumer.targets.values()} == {2}
+    assert consumer.targets["c"] < before
+
+
 def test_scenario_8_of_two_processes_with_one_instance_id_and_different_protocols_the_older_is_fenced() -> None:
     """Each would fence the other for ever if it were told anything that lets it join again."""
     trial = make_trial()

@@ -33,9 +33,9 @@ from kohort.wire.schema import NEVER, Buffer, WireError
 
 API_VERSIONS: Final = 18
 CLIENT_NAMES: Final = 4_096
+"""Client ids kept decoded: every request carries one."""
 CLIENT_NAME_BYTES: Final = 255
 """The longest client id that is cached. A stranger may send ids of 32 KiB, which would keep 256 MiB."""
-"""Client ids kept decoded: every request carries one."""
 
 _REQUEST: Final = struct.Struct(">ihhih")
 _RESPONSE: Final = struct.Struct(">ii")

@@ -301,6 +301,8 @@ class AsyncClient:
             refusal = None
             if tls is not None:
                 refusal = await asyncio.to_thread(tls_error, error, address, config)
+            if (made := self._channels.pop(command.link, None)) is not None:
+                made.close()
             self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile

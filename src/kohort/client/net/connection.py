@@ -310,6 +310,7 @@ class BrokerConnections:
         if link is None:
             return
         self.bytes_received += len(frame)
+        link.last_used_ms = self.runtime.now_ms
         if (health := self._health.get(link.address)) is not None:
             health.avoid_until_ms = 0.0
         if link.is_ready and not link.is_served:

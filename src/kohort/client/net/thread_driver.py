@@ -309,12 +309,13 @@ def transfer_outcome(promise: Promise[T], future: Future[T] | asyncio.Future[T])
     """Give a caller's future the outcome of a promise of the core; a cancelled future stays as it is."""
     if future.done():
         return
-    if promise.error is None:
-        future.set_result(promise.result())
-    elif isinstance(promise.error, TaskCancelled):
-        future.set_exception(ClientClosedError("the call was cancelled"))
-    else:
-        future.set_exception(promise.error)
+    with contextlib.suppress(InvalidStateError):  # another thread has cancelled it just now
+        if promise.error is None:
+            future.set_result(promise.result())
+        elif isinstance(promise.error, TaskCancelled):
+            future.set_exception(ClientClosedError("the call was cancelled"))
+        else:
+            future.set_exception(promise.error)
 
 
 def _result_of(future: Future[T], timeout_s: float | None) -> T:
@@ -371,6 +372,7 @@ class _IoThread:
         self._awake = False
         self._ended = False
         self._left: deque[Command] = deque()
+        self._failed_sends: dict[int, OSError] = {}
         self._sleeps_until_ms = float("inf")
         self.thread = threading.Thread(target=self._run, name="kohort-client", daemon=True)
         self.thread.start()
@@ -405,8 +407,9 @@ class _IoThread:
             if channel is not None:
                 try:
                     channel.send(self._left[0].parts)
-                except OSError:
-                    return False  # the thread tries again and reports the error
+                except OSError as error:
+                    self._failed_sends[channel.link] = error
+                    return False  # the thread reports the error
             self._left.popleft()
         deadline = runtime.next_deadline_ms()
         return not self._left and (deadline is None or deadline >= self._sleeps_until_ms)
@@ -485,6 +488,8 @@ class _IoThread:
             return
         if isinstance(command, SendFrame):
             try:
+                if (failure := self._failed_sends.get(command.link)) is not None:
+                    raise failure
                 channel.send(command.parts)
             except OSError as error:
                 self._lost(channel, socket_error_text(error))
@@ -545,6 +550,7 @@ class _IoThread:
         self._cluster.connections.closed(channel.link, reason)
 
     def _drop(self, channel: SocketChannel) -> None:
+        self._failed_sends.pop(channel.link, None)
         if self._channels.pop(channel.link, None) is not None:
             self._selector.unregister(channel.sock)
             channel.close()

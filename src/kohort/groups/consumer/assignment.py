@@ -538,7 +538,8 @@ class ConsumerAssignment(ConsumerSuspicion):
         if event.failure is not None:
             step.log(event.group_id, f"target for epoch {event.epoch} not computed: {event.failure}", Level.ERROR)
             return False
-        if event.epoch == self.epoch and not self.members.keys() <= event.assignment.keys():
+        later = self.members.keys() - event.assignment.keys()
+        if later and (event.epoch == self.epoch or not later.isdisjoint(self.targets)):
             self.request_target_assignment(step)  # a static member was replaced meanwhile and has another id now
             return False
         for member_id in self.members:
