@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import platform
 import re
 import shlex
@@ -123,7 +124,7 @@ def _for_pip(extra: str = "") -> str:
         path = Path(url2pathname(parts.path))
     except (PackageNotFoundError, msgspec.DecodeError, ValueError):
         return shlex.quote(f"kohort{wanted}")
-    if parts.scheme != "file" or not path.exists():
+    if parts.scheme != "file" or not os.path.exists(path):  # Path.exists raises if a folder on the way can't be read
         return shlex.quote(f"kohort{wanted}")
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
     return editable + shlex.quote(f"{path}{wanted}")
