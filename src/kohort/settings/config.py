@@ -109,7 +109,7 @@ def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names:
     Args:
         cls: a configuration class, a frozen dataclass.
         properties: property name to string or value. None means the default.
-        field_names: also accept the dataclass's own field names (`fetch_max_bytes`) as keys.
+        field_names: also accept the dataclass's own field names, and names with `_` for `.` (`fetch_max_bytes`).
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), a value of the wrong kind or out of range.
@@ -308,9 +308,10 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
 def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:
     table: dict[str, Setting] = {}
     for name, setting in settings(cls).items():
-        table[name] = setting
-        for alias in setting.declaration.aliases:
-            table[alias] = setting
+        for key in (name, *setting.declaration.aliases):
+            table[key] = setting
+            if field_names:
+                table[key.replace(".", "_")] = setting
         if field_names:
             table[setting.field] = setting
     return table
