@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kohort.assignors import SERVER
 from kohort.broker.config.settings import BrokerConfig
+from kohort.client.producer.settings import ProducerConfig
+from kohort.client.settings import ConsumerConfig, client_config
 from kohort.errors import InvalidInputError
 from kohort.groups.config import GroupConfig
 from kohort.log.config import LogConfig
-from kohort.settings.config import from_properties, settings
+from kohort.settings.config import by_field_name, from_properties, settings
 
 FREE = {
     "broker.rack": "any name",
@@ -29,6 +33,16 @@ def test_text_settings_have_a_list_of_values_or_a_check() -> None:
             if "str" in str(setting.type) and name not in FREE:
                 fact = setting.declaration
                 assert fact.choices or fact.check, f"{name} takes any text: give it choices or a check"
+
+
+@pytest.mark.parametrize("config", [ConsumerConfig, ProducerConfig])
+def test_every_name_of_a_setting_is_a_keyword_with_underscores(config: Any) -> None:
+    for name, setting in settings(config).items():
+        for key in (name, *setting.declaration.aliases):
+            assert by_field_name(config, {key.replace(".", "_"): 1}) == {setting.field: 1}
+    given = {"sasl_oauthbearer_token_endpoint_url": "https://issuer.example", "ssl_truststore_location": "ca.pem"}
+    made = client_config(config, None, given)
+    assert (made.sasl_oauthbearer_token_url, made.ssl_ca_location) == ("https://issuer.example", "ca.pem")
 
 
 def test_offered_assignors_are_those_that_exist() -> None:

@@ -102,6 +102,15 @@ def test_more_partitions_than_one_change_may_make_are_refused_and_the_rest_made(
     client.ask(DeleteTopicsRequest(topic_names=[f"{name}-a", f"{name}-c"]), 5)
 
 
+def test_refused_assignment_of_new_partitions_says_which_broker_there_is(client: RawClient, name: str) -> None:
+    client.ask(making((name, 1)))
+    request = growing((name, 3))
+    request.topics[0].assignments = [CreatePartitionsRequest.CreatePartitionsAssignment(broker_ids=[7])] * 2
+    (result,) = client.ask(request).results
+    assert ErrorCode.of(result.error_code) == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+    assert "broker 1 alone for each of the 2 new partitions" in (result.error_message or "")
+
+
 def test_nobody_creates_the_topic_of_a_quorum(tmp_path: Path) -> None:
     """The folder of such a topic would make the data folder another broker's, which the next start refuses."""
     asked = MetadataRequest.MetadataRequestTopic(name="__cluster_metadata")

@@ -90,7 +90,10 @@ def test_producers_and_consumers_get_what_kafkas_command_gives(kohort: Kohort, t
         (("add", "--allow-principal", "User:a", "--topic", "t", "--consumer"), "--consumer needs --group"),
         (("add", "--allow-principal", "User:a", "--group", "g", "--producer"), "--producer needs --topic"),
         (("add", "--allow-principal", "User:a", "--topic", "t", "--producer", "--operation", "read"), "leave"),
+        (("add", "--allow-principal", "User:a", "--idempotent"), "give that too"),
+        (("add", "--allow-principal", "User:a", "--topic", "t", "--operation", "read", "--idempotent"), "--producer"),
         (("remove", "--execute"), "at least one resource"),
+        (("remove", "--topic", "t", "--idempotent", "--execute"), "--producer"),
         (("remove", "--topic", "t", "--operation", "read"), "give --allow-principal"),
     ],
 )

@@ -83,8 +83,9 @@ def test_a_package_that_is_absent_or_too_old_is_named(
         ({"url": "{folder}", "dir_info": {"editable": True}}, "-e '{path}'"),
         ({"url": "file:///gone/kohort.whl", "archive_info": {}}, "kohort"),
         ({"url": "https://files.example/kohort.whl", "archive_info": {}}, "kohort"),
+        ({"url": f"file:///{'x' * 300}", "dir_info": {}}, "kohort"),  # fails as one that can't be looked into
     ],
-    ids=["index", "folder", "editable", "gone", "address"],
+    ids=["index", "folder", "editable", "gone", "address", "unreadable"],
 )
 def test_remedy_names_what_pip_installed(
     origin: dict[str, Any] | None, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

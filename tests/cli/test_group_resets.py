@@ -12,6 +12,7 @@ from kohort import Admin, Broker, Consumer, TopicPartition
 from kohort.broker.server.fault_kinds import Fault
 from kohort.cli.app import run
 from kohort.cli.group_changes import format_plan_lines, read_offset_plan
+from kohort.client.admin.group_changes import ResetTarget, parse_reset_target
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import AFTER_LOST_ANSWER, OffsetAndMetadata
 from kohort.errors import ErrorCode
@@ -175,6 +176,20 @@ def test_partition_that_is_not_there_is_named_with_those_that_are(kohort: Kohort
     said = kohort("groups", "reset-offsets", group, "--topic", f"{topic}:7", "--to-latest")
     expected = f"kohort: there is no partition 7 of {topic} here; it has 0, 1, 2 [RESOURCE_NOT_FOUND]"
     assert (said.code, said.out, said.err.splitlines()[:-1]) == (1, "", [expected])
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ms"),
+    [
+        ("2026-01-31T12:00:00.001", 1_769_860_800_001),
+        ("2026-01-31T12:00:00.0005", 1_769_860_800_001),  # the record of this millisecond is before it
+        ("1970-01-01T01:00:00.001+01:00", 1),
+        ("1972-02-19T13:44:18.851", 67_355_058_851),  # a float of its seconds is less
+    ],
+    ids=["millisecond", "less than a millisecond", "zone", "float"],
+)
+def test_time_of_a_reset_is_the_first_millisecond_that_is_not_before_it(text: str, at_ms: int) -> None:
+    assert parse_reset_target({"datetime": text}) == ResetTarget("time", at_ms)
 
 
 def test_endless_duration_is_wrong_use(kohort: Kohort, topic: str, group: str) -> None:

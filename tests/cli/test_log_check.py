@@ -151,3 +151,9 @@ def test_progress_is_for_terminals(data: Path) -> None:
     assert "looking through" in text
     assert "Reason" in text
     assert "t-0" in text
+
+
+def test_folder_is_checked_without_standard_error(data: Path) -> None:
+    command = ["sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-m", "kohort", "log", "check", str(data), "--json"]
+    done = subprocess.run(command, capture_output=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["sound"]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.cli.running import Kohort
@@ -31,7 +32,7 @@ def worker(servers: str, name: str) -> Iterator[Worker]:
         worker.close()
 
 
-def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
+def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str, tmp_path: Path) -> None:
     [row] = [row for row in kohort("region", "list", "--json").json if row["region"] == name]
     assert row["groups"] == [name] and row["sequence"] > 0 and row["stopped"] == ""
     seen = kohort("region", "describe", name, "--json").json
@@ -42,6 +43,9 @@ def test_a_region_is_shown(kohort: Kohort, worker: Worker, name: str) -> None:
     [sink] = seen["sinks"]
     assert sink["sink"] == member["sink"] and sink["sink"].startswith("test:")
     assert sink["publisher"] == "m1" and sink["published"] + sink["unpublished"] == seen["sequence"]
+    properties = tmp_path / "client.properties"
+    properties.write_text("ssl.truststore.location=/not-read-without-tls\n")
+    assert kohort("region", "describe", name, "--command-config", str(properties)).code == 0
     shown = kohort("region", "describe", name)
     assert shown.code == 0 and "m1" in shown.out and member["sink"] in shown.out
 

@@ -104,6 +104,17 @@ def test_closed_standard_input_is_reported(our_broker: Broker, group: str) -> No
     assert done.returncode == 1 and b"this was a preview" in done.stderr
 
 
+def test_closed_standard_error_sends_no_note_to_standard_output(our_broker: Broker) -> None:
+    """Notes and errors stood between the records: print() takes standard output where standard error is missing."""
+    topic = f"quiet-{uuid.uuid4().hex[:6]}"
+    fill(our_broker.bootstrap_servers, topic, 2)
+    read = run_command(our_broker, "consume", topic, "--from-beginning", "--until-end", "--json", shell="2>&-")
+    assert read.returncode == 0
+    assert [json.loads(line)["offset"] for line in read.stdout.splitlines()] == [0, 1]
+    refused = run_command(our_broker, "groups", "list", "--state", "lazy", "--json", shell="2>&-")
+    assert (refused.returncode, refused.stdout) == (2, b"")
+
+
 @pytest.mark.parametrize("option", [(), ("--from-beginning",)], ids=["new records", "all records"])
 def test_consumer_of_new_records_says_on_a_terminal_what_it_waits_for(
     our_broker: Broker, tmp_path: Path, option: tuple[str, ...]

@@ -138,6 +138,15 @@ def test_configs_of_brokers_that_are_not_there_hide_no_other(admin: Admin, topic
     assert list(changed.values) == [resource] and list(changed.errors) == [no_node]
 
 
+def test_configs_of_several_absent_brokers_cost_one_refresh_of_the_metadata() -> None:
+    with Broker() as broker, Admin(broker.bootstrap_servers) as admin:
+        admin.list_topics()
+        before = admin._core.metadata.updates
+        absent = [ConfigResource(ResourceType.BROKER, str(node)) for node in range(90, 99)]
+        assert len(admin.describe_configs(absent).errors) == len(absent)
+        assert admin._core.metadata.updates == before + 1
+
+
 def test_what_is_known_when_the_time_is_over_is_returned() -> None:
     """One group without a coordinator cost the results of all others."""
     with Broker() as broker, Admin(broker.bootstrap_servers) as admin:

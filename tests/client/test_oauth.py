@@ -74,7 +74,7 @@ def endpoint(certificates: Path | None = None) -> Iterator[Endpoint]:
         thread.join()
 
 
-def answer(token: str, seconds: int = 100) -> tuple[int, bytes]:
+def answer(token: str, seconds: Any = 100) -> tuple[int, bytes]:
     return 200, json.dumps({"access_token": token, "expires_in": seconds, "token_type": "Bearer"}).encode()
 
 
@@ -108,6 +108,16 @@ def test_client_proves_its_secret_and_keeps_the_token_for_most_of_its_life() -> 
     name, _, secret = base64.b64decode(header.removeprefix("Basic ")).decode().partition(":")
     assert (urllib.parse.unquote_plus(name), urllib.parse.unquote_plus(secret)) == ("client:1", SECRET)
     assert fields == {"grant_type": ["client_credentials"], "scope": ["kafka read"]}
+
+
+@pytest.mark.parametrize("lifetime", [100.0, "100"])
+def test_lifetime_may_be_any_number(lifetime: Any) -> None:
+    clock = [0.0]
+    with endpoint() as reported:
+        reported.answers = [answer("first", lifetime)]
+        ask = source(reported.url, clock)
+        assert [ask(), ask()] == ["first", "first"]
+        assert len(reported.asked) == 1
 
 
 def test_token_is_used_for_its_whole_life_while_the_endpoint_fails() -> None:

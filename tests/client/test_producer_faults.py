@@ -192,6 +192,15 @@ def test_memory_is_bounded(broker: Broker, topic: str) -> None:
     assert values(broker, topic) == [*range(len(sent)), 99]
 
 
+def test_rows_of_a_batch_larger_than_the_memory_wait_until_nothing_else_does(broker: Broker, topic: str) -> None:
+    """The first such batch was taken, and the one after it refused as too large while that waited."""
+    rows = pa.record_batch({"value": [f"{i:01000}" for i in range(100)]})
+    with Producer(broker.bootstrap_servers, buffer_memory=20_000, batch_size=40_000) as producer:
+        sent = producer.send_arrow(topic, rows).result(timeout_ms=20_000)
+    assert len(sent) > 1 and sum(count for _, count in sent) == 100
+    assert values(broker, topic) == list(range(100))
+
+
 def test_fatal_refusal_of_a_producer_id(broker: Broker, topic: str) -> None:
     broker.faults.add(Fault("InitProducerId", "fail", error=ErrorCode.CLUSTER_AUTHORIZATION_FAILED, times=None))
     with Producer(broker.bootstrap_servers) as producer:

@@ -227,6 +227,13 @@ def test_scenario_20_a_group_too_large_for_its_record_is_refused_at_the_join() -
     assert len(members) == 10
 
 
+def test_scenario_20_names_count_with_their_bytes() -> None:
+    """The limit is one of bytes: 900 characters of three bytes each were taken for 900."""
+    trial = Trial(group_record_bytes_max=2_000)
+    client = type(trial.join_event().client)("日" * 900, "/127.0.0.1")
+    assert trial.reply(trial.join(client=client)).error is ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
 def test_scenario_20_an_assignment_too_large_is_refused_once_to_each_without_a_storm() -> None:
     trial = Trial(group_record_bytes_max=2_000)
     members, generation = trial.stable(2)

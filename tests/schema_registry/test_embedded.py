@@ -13,7 +13,8 @@ import pytest
 
 from kohort import SchemaRegistry
 from kohort.errors import CorruptDataError
-from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE, _Resolution
+from kohort.schema_registry.embedded import BODY_BYTES_MAX, CONNECTIONS_MAX, FILE
+from kohort.schema_registry.subjects import _Resolution
 from kohort.testing import EmbeddedSchemaRegistry
 from tests.broker.driven import files_up_to
 
@@ -152,6 +153,75 @@ def test_schemas_outlive_the_registry_and_a_torn_line(tmp_path: Path) -> None:
             assert ask(registry, "GET", "/schemas/ids/2") == (200, {"schema": json.dumps(V3)})
             assert ask(registry, "GET", "/config/t") == (200, {"compatibilityLevel": "NONE"})
             assert ask(registry, "POST", "/subjects/u/versions", schema(V2))[1] == {"id": 3}
+
+
+def test_version_is_deleted_and_then_removed(registry: EmbeddedSchemaRegistry) -> None:
+    for found in (V1, V2):
+        ask(registry, "POST", "/subjects/t/versions", schema(found))
+    first = {"subject": "t", "version": 1, "id": 1, "schema": json.dumps(V1)}
+    assert ask(registry, "DELETE", "/subjects/t/versions/1?permanent=true")[1]["error_code"] == 40407
+    assert ask(registry, "DELETE", "/subjects/t/versions/1") == (200, 1)
+    assert ask(registry, "DELETE", "/subjects/t/versions/1")[1]["error_code"] == 40406
+    assert ask(registry, "GET", "/subjects/t/versions") == (200, [2])
+    assert ask(registry, "GET", "/subjects/t/versions?deleted=true") == (200, [1, 2])
+    assert ask(registry, "GET", "/subjects/t/versions/1")[1]["error_code"] == 40402
+    assert ask(registry, "GET", "/subjects/t/versions/1?deleted=true") == (200, first)
+    assert ask(registry, "POST", "/subjects/t", schema(V1))[1]["error_code"] == 40403
+    assert ask(registry, "POST", "/subjects/t?deleted=true", schema(V1)) == (200, first)
+    assert ask(registry, "GET", "/schemas/ids/1") == (200, {"schema": json.dumps(V1)}), "its values can be read"
+    assert ask(registry, "DELETE", "/subjects/t/versions/1?permanent=true") == (200, 1)
+    assert ask(registry, "GET", "/schemas/ids/1")[1]["error_code"] == 40403
+    assert ask(registry, "DELETE", "/subjects/t/versions/latest") == (200, 2)
+    assert ask(registry, "GET", "/subjects") == (200, [])
+    assert ask(registry, "DELETE", "/subjects/t/versions/7")[1]["error_code"] == 40402
+    assert ask(registry, "DELETE", "/subjects/t/versions/x")[1]["error_code"] == 42202
+
+
+def test_subject_is_deleted_with_its_level_and_its_ids_are_not_given_again(tmp_path: Path) -> None:
+    with EmbeddedSchemaRegistry(tmp_path) as registry:
+        for found in (V1, V2):
+            ask(registry, "POST", "/subjects/t/versions", schema(found))
+        ask(registry, "PUT", "/config/t", {"compatibility": "FULL"})
+        assert ask(registry, "DELETE", "/subjects/t?permanent=true")[1]["error_code"] == 40405
+        assert ask(registry, "DELETE", "/subjects/none")[1]["error_code"] == 40401
+        assert ask(registry, "DELETE", "/subjects/t") == (200, [1, 2])
+        assert ask(registry, "DELETE", "/subjects/t")[1]["error_code"] == 40404
+        assert ask(registry, "GET", "/subjects") == (200, [])
+        assert ask(registry, "GET", "/subjects?deleted=true") == (200, ["t"])
+        assert ask(registry, "GET", "/config/t") == (200, {"compatibilityLevel": "BACKWARD"})
+        assert ask(registry, "POST", "/subjects/t/versions", schema(V3)) == (200, {"id": 3}), "with nothing to compare"
+        assert ask(registry, "POST", "/subjects/other/versions", schema(V1)) == (200, {"id": 1}), "the id is kept"
+        assert ask(registry, "GET", "/subjects/t/versions") == (200, [3])
+        assert ask(registry, "DELETE", "/subjects/t") == (200, [3])
+        assert ask(registry, "DELETE", "/subjects/t?permanent=true") == (200, [1, 2, 3])
+    with EmbeddedSchemaRegistry(tmp_path) as registry:
+        assert ask(registry, "GET", "/subjects?deleted=true") == (200, ["other"])
+        assert ask(registry, "GET", "/schemas/ids/2")[0] == 404
+        assert ask(registry, "GET", "/schemas/ids/1") == (200, {"schema": json.dumps(V1)})
+        assert ask(registry, "POST", "/subjects/t/versions", schema(V2)) == (200, {"id": 4})
+        assert ask(registry, "GET", "/subjects/t/versions") == (200, [1])
+
+
+def test_version_that_another_schema_refers_to_is_not_deleted(registry: EmbeddedSchemaRegistry) -> None:
+    ask(registry, "POST", "/subjects/r/versions", schema(V1))
+    user = {"type": "record", "name": "U", "fields": [{"name": "r", "type": "R"}]}
+    referring = schema(user, references=[{"name": "R", "subject": "r", "version": 1}])
+    assert ask(registry, "POST", "/subjects/u/versions", referring) == (200, {"id": 2})
+    for path in ("/subjects/r", "/subjects/r/versions/1"):
+        assert ask(registry, "DELETE", path)[1]["error_code"] == 42206
+    assert ask(registry, "DELETE", "/subjects/u") == (200, [1])
+    assert ask(registry, "DELETE", "/subjects/r") == (200, [1])
+
+
+def test_body_of_a_deletion_is_not_taken_for_the_next_request(registry: EmbeddedSchemaRegistry) -> None:
+    hidden = "DELETE /subjects/t HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    ask(registry, "POST", "/subjects/t/versions", schema(V1))
+    with socket.create_connection(("127.0.0.1", int(registry.url.rpartition(":")[2])), timeout=10) as made:
+        head = f"DELETE /subjects/none HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(hidden)}\r\n\r\n"
+        made.sendall((head + hidden).encode())
+        with made.makefile("rb") as answer:
+            assert answer.read().count(b"HTTP/1.1") == 1
+    assert ask(registry, "GET", "/subjects") == (200, ["t"])
 
 
 def test_damaged_line_is_reported(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,14 @@ def test_a_program_that_is_not_there_is_wrong_use() -> None:
     done = run_module("/nowhere/job.py")
     assert (done.returncode, done.stderr) == (2, "kohort: /nowhere/job.py: there is no such program\n")
     assert run_module().returncode == 2
+
+
+@pytest.mark.parametrize("stderr", ["2>&-", "2>/dev/full"])
+def test_job_without_standard_error_keeps_its_exit_code(tmp_path: Path, stderr: str) -> None:
+    (tmp_path / "job.py").write_text("print('done')")
+    command = f"{shlex.join([sys.executable, '-m', 'kohort.spark', str(tmp_path / 'job.py')])} {stderr}"
+    done = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "done\n")
 
 
 def test_missing_pyspark_is_named_with_how_to_get_it(tmp_path: Path) -> None:

@@ -117,6 +117,15 @@ class RuleOptions:
             found += [(permission, principal, host) for principal in principals for host in hosts or ("*",)]
         return found
 
+    def check_idempotent(self) -> None:
+        """Check that --idempotent comes with the rights that it is added to.
+
+        Raises:
+            UsageError: it comes without --producer.
+        """
+        if self.idempotent and not self.producer:
+            raise UsageError("--idempotent adds to the rights of --producer: give that too, or --operation for others")
+
 
 _RULES = RuleOptions()
 
@@ -169,6 +178,7 @@ def remove(
 
     if not resources.named():
         raise UsageError("name at least one resource: --topic, --group, --cluster …")
+    rules.check_idempotent()
     if rules.parties():
         acls = _acls(rules, resources, of_filter=True)
         filters = [AclFilter(**{field.name: getattr(acl, field.name) for field in fields(acl)}) for acl in acls]
@@ -204,7 +214,8 @@ def _acls(rules: RuleOptions, resources: ResourceOptions, *, of_filter: bool = F
     parties, named = rules.parties(), resources.named()
     if not parties:
         raise UsageError("name a principal: --allow-principal or --deny-principal")
-    if not named and not rules.idempotent:
+    rules.check_idempotent()
+    if not named:
         raise UsageError("name at least one resource: --topic, --group, --cluster …")
     pattern = _pattern(resources, "literal", of_filter)
     return [

@@ -236,6 +236,8 @@ def _is_lost(stream: TextIO) -> bool:
 def _complain(text: str, code: int, hint: str | None = None, more: str = "") -> int:
     from kohort.cli.output import printable
 
+    if getattr(sys, "stderr", None) is None:  # the caller closed it, and print() would take standard output
+        return code
     line = printable(" ".join(text.split()))
     end = f"\n{more}" if more else ""
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import platform
 import re
 import shlex
@@ -122,7 +123,7 @@ def _for_pip() -> str:
         path = Path(url2pathname(parts.path))
     except (PackageNotFoundError, msgspec.DecodeError, ValueError):
         return "kohort"
-    if parts.scheme != "file" or not path.exists():
+    if parts.scheme != "file" or not os.path.exists(path):  # Path.exists raises if a folder on the way can't be read
         return "kohort"
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
     return editable + shlex.quote(str(path))

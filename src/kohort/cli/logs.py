@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError, command_family
-from kohort.cli.output import print_note, show, show_json
+from kohort.cli.output import is_terminal, print_note, show, show_json
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def _sum(found: list[Defect], left: int, partitions: int, size: int, repair: boo
 @contextmanager
 def _progress(total: int) -> Iterator[Progress]:
     """Show a progress bar on a terminal."""
-    if not sys.stderr.isatty():
+    if not is_terminal(sys.stderr):
         yield lambda _: None
         return
     from rich.console import Console

@@ -233,8 +233,9 @@ def utc_text(milliseconds: int) -> str:
 
 
 def print_note(text: str) -> None:
-    """Print a message on standard error, apart from the output."""
-    print(printable(text), file=sys.stderr)
+    """Print a message on standard error, apart from the output; nowhere if the caller closed it."""
+    if getattr(sys, "stderr", None) is not None:  # else print() would take standard output
+        print(printable(text), file=sys.stderr)
 
 
 def is_confirmed(execute: bool, question: str) -> bool:

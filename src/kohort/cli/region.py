@@ -468,9 +468,8 @@ def _region(name: str, common: Common, **options: Any) -> Region:
     from kohort.region.region import Region
 
     servers, settings = _reached(common)
-    named = {key.replace(".", "_"): value for key, value in settings.items()}
     try:
-        return Region(name, servers, **{"serves": False, **options, **named})
+        return Region(name, servers, **{"serves": False, **options, **settings})
     except InvalidInputError as error:
         raise UsageError(error.message) from error
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json  # not msgspec, without which clients start
 import logging
+import math
 import ssl
 import threading
 import time
@@ -176,8 +177,11 @@ def _token_of(url: str, data: bytes) -> tuple[str, float]:
     token = answer.get("access_token")
     if not isinstance(token, str) or not token:
         raise ValueError(f"{redacted_url(url)} answered without an access_token")
-    lifetime = answer.get("expires_in", 0)
-    return token, float(lifetime) if isinstance(lifetime, int | float | str) and str(lifetime).isdecimal() else 0.0
+    try:
+        lifetime_s = float(answer.get("expires_in", 0))
+    except (TypeError, ValueError, OverflowError):
+        lifetime_s = 0.0
+    return token, lifetime_s if 0 < lifetime_s < math.inf else 0.0
 
 
 _endpoints: dict[tuple[str | None, ...], TokenEndpoint] = {}

@@ -267,8 +267,7 @@ class ClusterLookups:
         from kohort.region.description import region_view
         from kohort.region.region import Region
 
-        named = {key.replace(".", "_"): value for key, value in self._connection.items()}
-        with Region(name, self._servers, serves=False, **named) as region:
+        with Region(name, self._servers, serves=False, **self._connection) as region:
             return region_view(region.describe(self._limit_s))
 
 

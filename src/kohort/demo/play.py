@@ -222,8 +222,7 @@ class Play:
         self.applications: dict[str, DemoApplication] = {}
         self.region: Region | None = None
         if options.region:
-            client = {name.replace(".", "_"): value for name, value in options.client.items()}
-            self.region = Region(self.topic, servers, serves=False, **client)
+            self.region = Region(self.topic, servers, serves=False, **dict(options.client))
         self.region_facts: dict[str, Any] = {}
         self.shares: tuple[Share, ...] = ()
         self.state = "unknown"

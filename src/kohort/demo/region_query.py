@@ -22,7 +22,7 @@ def main() -> None:
         arguments.topic,  # the region's name
         arguments.servers,
         checkpoint_every="2s",
-        **{name.replace(".", "_"): value for name, value in arguments.client.items()},
+        **arguments.client,
     )
     region.query(
         arguments.name,  # further queries may read other topics and write into other tables, such as DeltaTable

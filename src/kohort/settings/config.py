@@ -109,7 +109,7 @@ def from_properties(cls: type[T], properties: Mapping[str, Any], *, field_names:
     Args:
         cls: a configuration class, a frozen dataclass.
         properties: property name to string or value. None means the default.
-        field_names: also accept the dataclass's own field names (`fetch_max_bytes`) as keys.
+        field_names: also accept the dataclass's own field names, and names with `_` for `.` (`fetch_max_bytes`).
 
     Raises:
         InvalidInputError: an unknown key (naming the nearest), a value of the wrong kind or out of range.
@@ -224,7 +224,7 @@ def format_value(value: Any) -> str:
     """Return a value as it stands in a properties file."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return ",".join(str(part) for part in value)
     return str(value)
 
@@ -308,12 +308,32 @@ def parse_assignments(pairs: Iterable[str]) -> dict[str, str]:
 def _by_key(cls: type, field_names: bool) -> dict[str, Setting]:
     table: dict[str, Setting] = {}
     for name, setting in settings(cls).items():
-        table[name] = setting
-        for alias in setting.declaration.aliases:
-            table[alias] = setting
+        for key in (name, *setting.declaration.aliases):
+            table[key] = setting
+            if field_names:
+                table[key.replace(".", "_")] = setting
         if field_names:
             table[setting.field] = setting
     return table
+
+
+def by_field_name(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of their fields, as keyword arguments have them; unknown names stay as they are."""
+    table = _by_key(cls, True)
+    return {table[key].field if key in table else key: value for key, value in given.items()}
+
+
+def by_property_name(cls: type, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return settings as a properties file has them, by Kafka's names; without those that are None.
+
+    Unknown names stay as they are.
+    """
+    table = _by_key(cls, True)
+    return {
+        table[key].declaration.name if key in table else key: format_value(value)
+        for key, value in given.items()
+        if value is not None
+    }
 
 
 def _convert(kind: Any, raw: Any) -> Any:

@@ -7,6 +7,7 @@ many records the streaming queries read, and the offsets of their groups.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import shlex
@@ -129,8 +130,10 @@ class ClosingSummary:
 
 
 def print_error_line(text: str) -> None:
-    """Write a line to standard error; standard output belongs to the job."""
-    sys.stderr.write(text + "\n")
+    """Write a line to standard error; standard output belongs to the job. Nowhere, if standard error is closed."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(text + "\n")
 
 
 def account() -> str:

@@ -294,7 +294,11 @@ def _check_growth(node: Node, topic: CreatePartitionsRequest.CreatePartitionsTop
             len(new) != topic.count - known.partitions or any(assignment.broker_ids != [node.id] for assignment in new)
         )
     ):
-        raise InvalidInputError("the assignment does not fit", ErrorCode.INVALID_REPLICA_ASSIGNMENT)
+        raise InvalidInputError(
+            f"the assignment does not fit: it must name broker {node.id} alone for each of the "
+            f"{topic.count - known.partitions} new partitions",
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        )
     if node.topics.is_internal(topic.name):
         raise InvalidInputError(f"{topic.name} belongs to the broker", ErrorCode.INVALID_TOPIC_EXCEPTION)
     return topic.count - known.partitions

@@ -100,15 +100,18 @@ async def _ask_config_brokers(
     done: dict[ConfigResource, V | KafkaError] = {}
 
     async def ask_config_brokers_once() -> None:
+        left = {resource: _node_of(resource) for resource in resources if resource not in done}
+        nodes = {node for node in left.values() if isinstance(node, int)}
+        if not nodes <= cluster.metadata.brokers.keys():
+            await cluster.refresh_metadata(timeout_ms)
         places: dict[Target, list[ConfigResource]] = {ANY: []}
-        for resource in resources:
-            if resource in done:
-                continue
-            place = await _config_broker(cluster, resource, timeout_ms)
-            if isinstance(place, KafkaError):
-                done[resource] = place
+        for resource, node in left.items():
+            if isinstance(node, KafkaError):
+                done[resource] = node
+            elif node is not None and node not in cluster.metadata.brokers:
+                done[resource] = error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
             else:
-                places.setdefault(place, []).append(resource)
+                places.setdefault(ANY if node is None else BrokerById(node), []).append(resource)
         again: KafkaError | None = None
         for place, wanted in places.items():
             try:
@@ -128,22 +131,17 @@ async def _ask_config_brokers(
     return Results.of(done)
 
 
-async def _config_broker(cluster: Cluster, resource: ConfigResource, timeout_ms: float | None) -> Target | KafkaError:
-    """Return the broker to ask about a resource: a broker knows its own settings, any broker those of the others.
+def _node_of(resource: ConfigResource) -> int | KafkaError | None:
+    """Return the broker to ask about a resource, since a broker knows its own settings; None: any broker.
 
-    An error: the resource is a broker that the cluster does not have, or its name is no node id.
+    An error: the resource is a broker, and its name is no node id.
     """
     if resource.type not in (ResourceType.BROKER, ResourceType.BROKER_LOGGER) or not resource.name:
-        return ANY
+        return None
     try:
-        node = int(resource.name)
+        return int(resource.name)
     except ValueError:
         return error_for(ErrorCode.INVALID_REQUEST, f"a broker is named by its node id, and not {resource.name!r}")
-    if node not in cluster.metadata.brokers:
-        await cluster.refresh_metadata(timeout_ms)
-    if node not in cluster.metadata.brokers:
-        return error_for(ErrorCode.BROKER_NOT_AVAILABLE, f"the cluster has no broker {node} now")
-    return BrokerById(node)
 
 
 def _resource(result: _Result) -> ConfigResource:

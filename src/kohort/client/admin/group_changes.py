@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kohort.errors import ErrorCode, InvalidInputError, KafkaError, NotFoundError, RetriableError
@@ -107,6 +107,7 @@ def parse_partition_options(texts: Iterable[str], there: Mapping[str, list[int]]
 Plan = dict[str, dict[TopicPartition, int]]
 """The offsets in a file, by group; the group is '' if the file names none."""
 OFFSET_MAX = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ResetBounds(NamedTuple):
@@ -232,7 +233,7 @@ def _milliseconds(text: str) -> int:
         raise ChangeInputError(f"--to-datetime {text}: write it as 2026-01-31T12:00:00") from error
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))
+    return max(0, -((EPOCH - moment) // timedelta(milliseconds=1)))  # a float of seconds may be a millisecond less
 
 
 def _duration(text: str) -> int:

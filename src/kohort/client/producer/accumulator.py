@@ -198,6 +198,8 @@ class Accumulator(Appender[Delivery]):
     def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
         """Queue a chunk of encoded rows (`send_arrow`) as a batch of its own for a partition.
 
+        A chunk larger than `buffer.memory` is taken when nothing else waits to be sent.
+
         Raises:
             WouldBlock: The memory is full.
         """
@@ -207,7 +209,7 @@ class Accumulator(Appender[Delivery]):
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
-                self._full(chunk.size, partial(self.add, partition, chunk))
+                raise self._would_block(chunk.size, partial(self.add, partition, chunk))
             queue = self._queue(partition)
             queue.close_open_batch()
             batch = Batch(partition, chunk, self, self.clock_ms())
@@ -288,7 +290,11 @@ class Accumulator(Appender[Delivery]):
             raise error_for(
                 ErrorCode.MESSAGE_TOO_LARGE, f"{size} bytes are more than buffer.memory ({self.config.buffer_memory})"
             )
-        raise WouldBlock(lambda until_ms: self._room(size, until_ms), again)
+        raise self._would_block(size, again)
+
+    def _would_block(self, size: int, again: Callable[[], T]) -> WouldBlock[T]:
+        """Return the exception for a call that has to wait for memory: until `size` bytes fit, or nothing is used."""
+        return WouldBlock(lambda until_ms: self._room(size, until_ms), again)
 
     # Coroutines of the core.
 

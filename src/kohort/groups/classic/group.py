@@ -49,6 +49,7 @@ from kohort.groups.events import (
 )
 from kohort.groups.group import leave_cause
 from kohort.groups.records import GroupSaved
+from kohort.groups.sizes import names_bytes
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline, Timer
@@ -132,7 +133,7 @@ class ClassicRequests(ClassicRebalance):
         member = self.members.get(event.member_id)
         before = 0 if member is None else member.size
         metadata = max(len(protocol.metadata) for protocol in event.protocols)
-        size = self.size - before + metadata + len(event.client.id)
+        size = self.size - before + metadata + names_bytes((event.client.id,))
         if admission.record_size_error(step.config, size) is ErrorCode.NONE:
             return False
         step.log(

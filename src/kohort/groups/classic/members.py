@@ -16,6 +16,7 @@ from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
+from kohort.groups.sizes import names_bytes
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -102,7 +103,7 @@ class ClassicMember(MonitoredMember):
     def record_bytes(self) -> int:
         """Return an upper bound of the bytes that the member takes in the group's record, with its assignment."""
         metadata = max((len(protocol.metadata) for protocol in self.protocols), default=0)
-        texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
+        texts = names_bytes((self.member_id, self.instance_id or "", self.client.id, self.client.host))
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
 
     def saved(self, protocol: str | None) -> SavedMember:

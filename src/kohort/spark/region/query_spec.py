@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
-from kohort.client.settings import Servers
+from kohort.client.settings import ConnectionConfig, Servers
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.after_snapshot import AfterSnapshot
 from kohort.region.consuming.starts import StartPosition, start_of
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
 from kohort.region.staged import check_member
+from kohort.settings.config import by_property_name
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.region.query_factory import Build, BuiltQuery
 from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
@@ -234,7 +235,13 @@ def _options(source: Source, servers: Servers, settings: Mapping[str, Any]) -> t
     for key in raw:
         if key.lower() in REFUSED:
             raise InvalidInputError(f"the option {key} has no place in a region: {REFUSED[key.lower()]}")
-    named = {f"kafka.{key.replace('_', '.')}": str(value) for key, value in settings.items()}
+    for key, value in settings.items():
+        if callable(value):
+            raise InvalidInputError(
+                f"{key} is a function, and can't be an option of a query's sources: give "
+                "sasl_oauthbearer_token_url with a client's id and secret"
+            )
+    named = {f"kafka.{key}": value for key, value in by_property_name(ConnectionConfig, settings).items()}
     raw = {"kafka.bootstrap.servers": _addresses(servers)} | named | raw
     options = parse_options(raw, streaming=True)
     if not options.group_id:

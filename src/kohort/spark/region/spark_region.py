@@ -19,7 +19,7 @@ import msgspec
 from kohort.assignors.claims import settled_claims
 from kohort.assignors.shapes import AssignableTopic, Assignment, MemberSubscription, Stateless
 from kohort.client.setting_types import ConnectionSettings
-from kohort.client.settings import Servers
+from kohort.client.settings import ConsumerConfig, Servers
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.ids import MemberId, TopicPartition
 from kohort.region.admission import Applicant
@@ -30,6 +30,7 @@ from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import RegionSeen
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, name_of_sink
+from kohort.settings.config import by_field_name
 from kohort.spark.options import SourceOptions, client_settings
 from kohort.spark.region.folders import TemporaryCheckpoints, check_place
 from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
@@ -667,7 +668,7 @@ def _settings(declared: DeclaredQuery, options: SourceOptions) -> dict[str, Any]
     """Return the settings of the consumer that joins the group for one source of a query."""
     client: dict[str, Any] = client_settings(options)
     del client["client.id"]  # the region sets it, to identify members
-    settings = {key.replace(".", "_"): value for key, value in client.items()}
+    settings = by_field_name(ConsumerConfig, client)
     settings |= {"group_id": options.group_id, "group_protocol": options.group_protocol}
     if declared.state == PINNED:
         settings["partition_assignment_strategy"] = [PinnedAssignor(declared.name, declared.queries)]
