@@ -166,7 +166,7 @@ def asked_of_recording(recording: Recording) -> tuple[list[ScalingDecision], lis
 
 
 def main() -> None:
-    """Print the table of docs/lag.md."""
+    """Print the table of docs/scaling.md."""
     outcomes = {}
     for name, recording in recordings().items():
         members = recording.samples[0].members

@@ -295,7 +295,7 @@ def print_table(outcomes: Mapping[str, tuple[Outcome, Outcome]]) -> None:
 
 
 def main() -> None:
-    """Print the table of docs/lag.md."""
+    """Print the table of docs/scaling.md."""
     print_table({trace.name: (run(trace, KohortRule()), run(trace, KedaRule())) for trace in TRACES})
 
 

@@ -19,7 +19,7 @@ HEAD = """<!-- Written by tools/metric_docs.py from the exporters: change those,
 # Metrics
 
 Prometheus reads these from a broker, a coordinator or a region. The lag of groups is on another page: `kohort exporter`
-serves it for any cluster ([lag.md](lag.md#prometheus)).
+serves it for any cluster ([exporter.md](exporter.md#prometheus)).
 
 | process | option | property or argument |
 |---|---|---|

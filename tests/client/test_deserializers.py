@@ -148,3 +148,17 @@ def test_key_that_can_not_be_deserialized_is_named() -> None:
     with pytest.raises(CorruptDataError) as raised:
         list(Records([Slice(partition, block, 0, 0, 2)], key_deserializer=json))
     assert "The key of the record at offset 41 of t-3 can't be deserialized" in raised.value.__notes__[0]
+
+
+def test_records_have_places_as_a_list_has() -> None:
+    first, second = TopicPartition("t", 0), TopicPartition("t", 1)
+    block = Block([(first, 0, 3), (second, 7, 9)])
+    records = Records([Slice(first, block, 0, 1, 3), Slice(second, block, 1, 3, 5)], value_deserializer=json)
+    places = [(record.partition, record.offset) for record in records]
+    assert places == [(0, 1), (0, 2), (1, 7), (1, 8)]
+    for place in range(-4, 4):
+        assert (records[place].partition, records[place].offset) == places[place]
+    assert [record.offset for record in records[1:3]] == [2, 7]
+    for place in (4, -5):
+        with pytest.raises(IndexError, match=f"there is no record {place} among 4"):
+            records[place]

@@ -397,7 +397,7 @@ def test_decisions_about_recordings_are_facts_of_the_recording() -> None:
 @pytest.mark.parametrize("name", dict.fromkeys([*BY_NAME, *RECORDED]))
 def test_table_of_the_page_has_the_outcomes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Two names are in both tables."""
-    page = (ROOT / "docs" / "lag.md").read_text("utf-8")
+    page = (ROOT / "docs" / "scaling.md").read_text("utf-8")
     outcomes = [outcomes for known, outcomes in ((BY_NAME, both), (RECORDED, scaled)) if name in known]
     for of in outcomes:
         print_table({name: of(name)})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from kohort.client.consumer.fetch_buffer import Rows, Slice
 from kohort.columns import Record
@@ -42,6 +44,25 @@ class Records:
 
     def __iter__(self) -> Iterator[Record]:
         return chain.from_iterable(map(self._iterate, self._slices))
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: SupportsIndex | slice) -> Record | list[Record]:
+        """Return the record at a place, or a list of those in a slice. Each call creates them anew."""
+        if isinstance(index, slice):
+            return list(self)[index]
+        place = operator.index(index)
+        left = place + len(self) if place < 0 else place
+        for part in self._slices:
+            if 0 <= left < len(part):
+                start = part.start + left
+                return next(self._iterate(replace(part, start=start, stop=start + 1)))
+            left -= len(part)
+        raise IndexError(f"there is no record {place} among {len(self)}")
 
     def partitions(self) -> list[TopicPartition]:
         """Return the partitions that have records here."""
