@@ -27,7 +27,7 @@ from kohort.wire.transactions import TxnOffsetCommitRequest
 async def loaded(shard: Shard) -> None:
     """Wait until it serves."""
     async with asyncio.timeout(10):
-        while not shard.loaded:  # noqa: ASYNC110  # a shard has no event for tests
+        while not shard.is_loaded:  # noqa: ASYNC110  # a shard has no event for tests
             await asyncio.sleep(0.01)
 
 

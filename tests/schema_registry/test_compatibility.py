@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from kohort.schema_registry.embedded import LEVELS, avro_incompatibilities, unreadable
+from kohort.schema_registry.embedded import LEVELS, avro_incompatibilities, read_incompatibilities
 
 
 def record(*fields: tuple[Any, ...], name: str = "R", **more: Any) -> Any:
@@ -69,7 +69,7 @@ CASES: list[tuple[Any, Any, Any, str]] = [
 
 @pytest.mark.parametrize(("reader", "writer", "value", "reason"), CASES)
 def test_resolution_is_avros(reader: Any, writer: Any, value: Any, reason: str) -> None:
-    found = unreadable(json.dumps(reader), json.dumps(writer))
+    found = read_incompatibilities(json.dumps(reader), json.dumps(writer))
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, fastavro.parse_schema(writer), value)
     stream.seek(0)

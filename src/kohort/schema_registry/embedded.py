@@ -30,7 +30,7 @@ from kohort.io.connection_gate import PausingServer
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_references import definition_name, full_name, inline_avro_references
 from kohort.schema_registry.avro_values import avro_writer
-from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
+from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compile_protobuf
 from kohort.schema_registry.registry import (
     SCHEMA_BYTES_MAX,
     RegisteredSchema,
@@ -73,13 +73,13 @@ def avro_incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[st
     reasons: list[str] = []
     for old in compared:
         if level.startswith(("BACKWARD", "FULL")):
-            reasons += unreadable(new, old)
+            reasons += read_incompatibilities(new, old)
         if level.startswith(("FORWARD", "FULL")):
-            reasons += unreadable(old, new)
+            reasons += read_incompatibilities(old, new)
     return reasons
 
 
-def unreadable(reader: str, writer: str) -> list[str]:
+def read_incompatibilities(reader: str, writer: str) -> list[str]:
     """Return the reasons why a reader's Avro schema can't read values of a writer's (both as JSON); empty if it can."""
     return list(
         _Resolution().compare(avro_schema(reader, "the reader's schema"), avro_schema(writer, "the writer's schema"))
@@ -264,7 +264,7 @@ class SchemaToAdd:
             references = parse_references(body.get("references"), "the schema")
             made = resolve_imports(RegisteredSchema(0, kind, text, references=references), find_version)
             if kind == "PROTOBUF":
-                identity = _compiled(text, made.imports).identity()
+                identity = _compiled(text, made.imports).identity_text()
                 key = json.dumps([identity, [asdict(reference) for reference in references]])
                 return cls(kind, text, key, references, made.imports)
             if kind == "AVRO":
@@ -283,7 +283,7 @@ class SchemaToAdd:
 
 @lru_cache(maxsize=32)
 def _compiled(text: str, imports: Imports) -> ProtobufSchema:
-    return compiled(text, imports, "the schema", needs_message=False)
+    return compile_protobuf(text, imports, "the schema", needs_message=False)
 
 
 def _invalid(text: str) -> RefusedRequest:

@@ -11,7 +11,7 @@ from kohort.client.producer.settings import ProducerConfig
 from kohort.errors import InvalidInputError
 from kohort.settings.config import declare_setting, from_properties
 from kohort.spark.java_settings import client_settings_from_options, name_settings_as_options
-from kohort.spark.option_names import classify_options, ignored_options_note, it_or_these, refuse_ignored_options
+from kohort.spark.option_names import classify_options, ignored_options_note, pronoun_for, refuse_ignored_options
 from kohort.spark.options import ClientOptions, kafka_client_settings
 
 OF_SPARK = frozenset(
@@ -103,7 +103,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     ignored_options = [
         UNACKNOWLEDGED if unacknowledged else None,
         *client.ignored,
-        ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {it_or_these(given.unknown)} too"),
+        ignored_options_note(given.unknown, f"Spark's Kafka sink ignores {pronoun_for(given.unknown)} too"),
     ]
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored_options(options.ignored, options.strict_options)

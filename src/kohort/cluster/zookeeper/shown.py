@@ -39,8 +39,8 @@ async def mirror_leader_topics(coordination: ZooKeeperCoordination, host: GroupH
     while True:
         if not coordination.is_leader:
             shown = None
-        elif host.topics.image() is not shown:
-            shown = host.topics.image()
+        elif host.topics.topic_image() is not shown:
+            shown = host.topics.topic_image()
             coordination.mirror_topics({name: _mirrored(host, name) for name in host.topics.by_name})
         await asyncio.sleep(TOPICS_S)
 
@@ -88,7 +88,7 @@ class BrokerInZooKeeper:
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.request_early_run
         self._coordination.on_changes(mirror.request_early_run)
-        self._run_in_background(mirror.watch(), "groups in ZooKeeper")
+        self._run_in_background(mirror.mirror_at_intervals(), "groups in ZooKeeper")
         self._run_in_background(mirror_leader_topics(self._coordination, node), "topics in ZooKeeper")
 
     async def close(self) -> None:

@@ -15,7 +15,15 @@ from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import Appliers, GroupMembership
-from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
+from kohort.groups.records import (
+    GenerationStarted,
+    GroupSaved,
+    OfferedProtocol,
+    Record,
+    RecordKey,
+    RecordKind,
+    SavedMember,
+)
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -105,7 +113,7 @@ class ClassicMember(MonitoredMember):
         texts = len(self.member_id) + len(self.instance_id or "") + len(self.client.id) + len(self.client.host)
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
 
-    def saved(self, protocol: str | None) -> SavedMember:
+    def to_saved_member(self, protocol: str | None) -> SavedMember:
         """Return the member's entry for the record of a classic group."""
         return SavedMember(
             member_id=self.member_id,
@@ -129,7 +137,7 @@ class ClassicMember(MonitoredMember):
     def on_member_request(self, step: Step, connection: int) -> None:
         """Record a request of the member: bind it to its connection, and end its grace period."""
         if connection != self.connection:
-            self.bind(step, connection)
+            self.bind_connection(step, connection)
         if self.lost:
             self.restart_session(step)
 
@@ -260,7 +268,7 @@ class ClassicMembers(GroupMembership):
             member.size = member.record_bytes()
         self.size += sign * member.size
 
-    def supports(self, protocol_type: str, protocols: tuple[OfferedProtocol, ...]) -> bool:
+    def supports_protocols(self, protocol_type: str, protocols: tuple[OfferedProtocol, ...]) -> bool:
         """Return whether a member with these protocols fits: the same type, and one protocol that all support."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
@@ -350,17 +358,17 @@ class ClassicMembers(GroupMembership):
     def tombstones(self) -> Iterator[RecordKey]:
         """Yield the keys of the records to remove: of the generation, if one was started, and last of the group."""
         if self.started:
-            yield (Kind.GENERATION, self.group_id)
-        yield (Kind.GROUP, self.group_id)
+            yield (RecordKind.GENERATION, self.group_id)
+        yield (RecordKind.GROUP, self.group_id)
 
-    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: RecordKind, names: list[str]) -> bool:
         """Apply a tombstone; return False: without records the group stays classic, for its offsets.
 
         Only the ledger calls this.
         """
-        if kind is Kind.GROUP:
+        if kind is RecordKind.GROUP:
             self.saved = None
-        elif kind is Kind.GENERATION:
+        elif kind is RecordKind.GENERATION:
             self.started = 0
         return False
 
