@@ -69,7 +69,7 @@ class _Groups:
     def __init__(self, count: int) -> None:
         self.count = count
         self.offset = 0
-        self._mine = SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=True)
+        self._mine = SimpleNamespace(index=0, is_loaded=True, has_unpublished_push_groups=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._mine])

@@ -43,7 +43,7 @@ class Shards:
         self._before: dict[str, MirroredPushGroup] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=self._before != self.shown)])
+        return iter([SimpleNamespace(index=0, is_loaded=True, has_unpublished_push_groups=self._before != self.shown)])
 
     def load(self) -> None:
         """The shard is loaded anew."""
@@ -529,7 +529,7 @@ def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
     """The cancel is not lost by that: a process that ends would wait for ever."""
 
     async def run() -> None:
-        service: Any = SimpleNamespace(guard=lambda: None)
+        service: Any = SimpleNamespace(write_guard=lambda: None)
         mirror = GroupMirror(service, SimpleNamespace())  # type: ignore[arg-type]
         watching = asyncio.create_task(mirror.mirror_at_intervals())
         await asyncio.sleep(0.01)

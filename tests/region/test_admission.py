@@ -40,7 +40,7 @@ def home(*births: UUID | None) -> Any:
         born = left.pop(0) if len(left) > 1 else left[0]
         return SavedFacts(birth=None if born is None else RegionCreated("r", born, 7))
 
-    return SimpleNamespace(saved=saved)
+    return SimpleNamespace(read_saved_facts=saved)
 
 
 def test_sink_claimed_by_this_region_between_two_looks_is_taken() -> None:
