@@ -227,7 +227,7 @@ def _kafkas_command(place: Place, tools: KafkaTools | None, *args: str) -> tuple
     """
     if tools is None:
         raise NotHere("Apache Kafka can't run here")
-    command = tools.program(KafkaTools.CONSUMER_GROUPS, [*place.tool_args, *args]).command()
+    command = tools.program(KafkaTools.CONSUMER_GROUPS, [*place.tool_args, *args]).command_line()
     return _whole_run(command)
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from bench.harness import Contender, Figure, NotHere, Options, Sample, compare
 from kohort import Broker, Producer
 from kohort.assignors import AssignableTopic, MemberSubscription, Uniform
-from kohort.groups.consumer.assignment import compute
+from kohort.groups.consumer.assignment import compute_target_assignment
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
 from kohort.groups.records import MemberSaved
@@ -91,7 +91,7 @@ def _wide_task() -> Callable[[], Sample]:
         topics=topics,
         excluded={},
     )
-    return partial(_timed, 1, partial(compute, task))
+    return partial(_timed, 1, partial(compute_target_assignment, task))
 
 
 def _send(key: bytes | None) -> Callable[[], Sample]:

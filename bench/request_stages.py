@@ -219,7 +219,7 @@ async def measure(kind: str, positions: int, bursts: int, rounds: int, stages: S
     loop, found = asyncio.get_running_loop(), []
     with tempfile.TemporaryDirectory(prefix="kohort-bench-") as data:
         broker = BrokerServer(loop, Path(data), "127.0.0.1:0", SETTINGS)
-        await broker.begin()
+        await broker.start_accepting()
         links = [Link(broker.address) for _ in range(LINKS)]
         topic = CreateTopicsRequest.CreatableTopic(name=TOPIC, num_partitions=PARTITIONS, replication_factor=1)
         await links[0].ask(CreateTopicsRequest(topics=[topic], timeout_ms=30_000), 5)

@@ -33,7 +33,7 @@ from kohort.errors import CorruptDataError
 from kohort.region import KeyedState, Region
 from kohort.region.keyed_state.place import RegionStateStore
 from kohort.region.keyed_state.state_files import KeyedStateFile
-from kohort.region.records import Position, part_of
+from kohort.region.records import Position, to_part
 
 _BYTES = 1_000_000_000
 _ADDED_BYTES = 16_000_000
@@ -171,7 +171,7 @@ class MovingState:
         [position] = seen.positions
         if position.state is None:
             raise RunFailed("the state was not saved")
-        return states, Saved(position, states.read_newest_file(part_of(position), position.state)[0])
+        return states, Saved(position, states.read_newest_file(to_part(position), position.state)[0])
 
     # -- the contenders
 
@@ -202,7 +202,7 @@ class MovingState:
             began_s = time.monotonic()
             with suppress(CorruptDataError), tempfile.TemporaryFile() as copied:  # some were merged meanwhile
                 for file in saved.chain:
-                    for part in states.read_checked_parts(part_of(saved.position), file.name, file.size):
+                    for part in states.read_checked_parts(to_part(saved.position), file.name, file.size):
                         copied.write(part)
                 return self._sample(time.monotonic() - began_s, saved.facts)
 

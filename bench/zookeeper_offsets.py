@@ -16,7 +16,7 @@ from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.group_mirror import GroupMirror
 from kohort.cluster.zookeeper.nodes import OFFSETS
 from kohort.cluster.zookeeper.service import ZooKeeperCoordination
-from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
+from kohort.groups.effects import DescribePushGroupsReply, MirroredPushGroup
 from kohort.groups.records import OffsetCommitted
 from kohort.zookeeper import ZooKeeper
 
@@ -69,7 +69,7 @@ class _Groups:
     def __init__(self, count: int) -> None:
         self.count = count
         self.offset = 0
-        self._mine = SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=True)
+        self._mine = SimpleNamespace(index=0, is_loaded=True, has_unpublished_push_groups=True)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self._mine])
@@ -82,7 +82,7 @@ class _Groups:
             ("t", partition): OffsetCommitted("g", "t", partition, self.offset, -1, "", 0)
             for partition in range(self.count)
         }
-        answer(ShowPushGroupsReply((MirroredPushGroup("g", True, {}, offsets, loaded=True),)))
+        answer(DescribePushGroupsReply((MirroredPushGroup("g", True, {}, offsets, loaded=True),)))
 
 
 async def _mirrored(address: str, count: int) -> Sample:

@@ -111,7 +111,7 @@ class ToolFramework(Framework):
 
     def tool(self, main: str, *arguments: str) -> list[str]:
         """Return the command that runs a tool."""
-        return self._tools.program(main, arguments, JAVA_OPTIONS).command()
+        return self._tools.program(main, arguments, JAVA_OPTIONS).command_line()
 
     def logs(self, site: Site) -> list[Path]:
         """Return the files that take what the members print."""

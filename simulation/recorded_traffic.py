@@ -24,7 +24,7 @@ from kohort.client.admin.values import GroupDescription, MemberDescription
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.ids import TopicPartition
 from kohort.lag.evaluation import LagReport, evaluate
-from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide
+from kohort.lag.scaling import ScalingDecision, ScalingState, ScalingTarget, decide_member_count
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds
 from simulation.scaling import (
     MAX_LAG_S,
@@ -156,7 +156,7 @@ def asked_of_recording(recording: Recording) -> tuple[list[ScalingDecision], lis
     decisions, keda, wanted = [], [], recording.samples[0].members
     for sample in recording.samples:
         report = evaluate(sample.snapshot(), report)
-        decision, state = decide(report.groups["g"], sample.at_ms, ScalingTarget(MAX_LAG_S * 1_000), state)
+        decision, state = decide_member_count(report.groups["g"], sample.at_ms, ScalingTarget(MAX_LAG_S * 1_000), state)
         decisions.append(decision)
         threshold = recording.member_per_s * MAX_LAG_S
         lag = sum(end - offset for end, offset in zip(sample.end, sample.committed, strict=True))

@@ -20,7 +20,7 @@ from kohort.client.admin.values import GroupDescription, GroupRebalanced, Member
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.ids import TopicPartition
 from kohort.lag.evaluation import LagReport, evaluate
-from kohort.lag.scaling import ScalingState, ScalingTarget, decide
+from kohort.lag.scaling import ScalingState, ScalingTarget, decide_member_count
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds
 
 PARTITIONS = 12
@@ -221,7 +221,9 @@ class KohortRule(Rule):
         """Return the wanted number of members, and the reason."""
         self._report = evaluate(group.snapshot(), self._report)
         target = ScalingTarget(MAX_LAG_S * 1_000)
-        decision, self._state = decide(self._report.groups["g"], self._report.taken_ms, target, self._state)
+        decision, self._state = decide_member_count(
+            self._report.groups["g"], self._report.taken_ms, target, self._state
+        )
         return decision.wanted, decision.why
 
 

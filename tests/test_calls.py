@@ -336,13 +336,13 @@ def test_every_collection_of_the_interface_refuses_a_string() -> None:
         for at, method in vars(kind).items():
             if at.startswith("_") or not hasattr(method, "arguments"):
                 continue
-            for parameter, said in method.arguments.described().items():
+            for parameter, said in method.arguments.expected_texts().items():
                 if said.startswith(("a list of", "a dict of")):
                     for wrong in ("abc", 5, object()):
                         with pytest.raises(
                             InvalidInputError, match=f"{at}: {parameter} must be {said.split(',')[0][:9]}"
                         ):
-                            method.arguments.take(parameter, wrong)
+                            method.arguments.check_argument(parameter, wrong)
                         tried += 1
     assert tried > 100
 

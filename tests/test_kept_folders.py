@@ -115,5 +115,5 @@ def test_checkpoint_of_a_spark_query_is_understood(kept: Kept) -> None:
     path = kept.folder / "checkpoint" / "offsets" / "0"
     (source,) = OffsetLogFile.parse(str(path), path.read_bytes()).sources
     batch = BatchOffset.from_json(source.offset)
-    assert sum(span.offsets for span in batch.spans.values()) == len(kept.expected["values"])
+    assert sum(span.offset_count for span in batch.spans.values()) == len(kept.expected["values"])
     assert batch.group == "of-spark"

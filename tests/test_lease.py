@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kohort.io.processes import answer_ms, beat_ms, long_poll_max_ms, ownership_ms
+from kohort.io.processes import lease_heartbeat_ms, lease_response_timeout_ms, long_poll_max_ms, ownership_ms
 
 CLOCKS_DIFFER = 0.001
 """At worst, by the clocks' own limits."""
@@ -23,5 +23,5 @@ def test_two_held_answers_in_a_row_leave_a_part_of_the_lease(lease_ms: int) -> N
 
 @pytest.mark.parametrize("lease_ms", LEASES)
 def test_a_lost_heartbeat_leaves_time_for_another(lease_ms: int) -> None:
-    assert 2 * beat_ms(lease_ms) < ownership_ms(lease_ms)
-    assert long_poll_max_ms(lease_ms) < answer_ms(lease_ms) < ownership_ms(lease_ms)
+    assert 2 * lease_heartbeat_ms(lease_ms) < ownership_ms(lease_ms)
+    assert long_poll_max_ms(lease_ms) < lease_response_timeout_ms(lease_ms) < ownership_ms(lease_ms)

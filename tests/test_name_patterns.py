@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kohort import name_patterns
 from kohort.errors import ErrorCode, InvalidInputError
-from kohort.name_patterns import PATTERN_CHARS_MAX, matcher, matching_names
+from kohort.name_patterns import PATTERN_CHARS_MAX, full_match_function, matching_names
 
 HOSTILE = "a*a*a*a*a*a*b"
 NAMES = ("orders", "orders-1", "orders.eu", "ordersXeu", "or", "", "order\ns", "orders\nmore", "ORDERS", "a", "b", "ab")
@@ -26,7 +26,7 @@ def test_every_pattern_matches_as_in_re2(pattern: str) -> None:
         expected = [name for name in NAMES if re2.fullmatch(pattern, name)]
     except re2.error:
         with pytest.raises(InvalidInputError):
-            matcher(pattern)
+            full_match_function(pattern)
         return
     assert matching_names(pattern, NAMES) == expected
 
@@ -47,7 +47,7 @@ def test_plain_patterns_need_no_re2(pattern: str, found: list[str], monkeypatch:
     monkeypatch.setattr(name_patterns, "load_re2", lambda: None)
     if not found:
         with pytest.raises(InvalidInputError, match="without google-re2"):
-            matcher(pattern)
+            full_match_function(pattern)
         return
     assert matching_names(pattern, NAMES) == found
 
@@ -56,7 +56,7 @@ def test_other_patterns_are_refused_without_re2(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(name_patterns, "load_re2", lambda: None)
     for pattern in (HOSTILE, "order.", "orders.+", "[a-z]+", "(?i)a", r"\d", "a{3}", "a.b", "x?"):
         with pytest.raises(InvalidInputError, match="without google-re2 only names, prefixes") as caught:
-            matcher(pattern)
+            full_match_function(pattern)
         assert caught.value.code is ErrorCode.INVALID_REGULAR_EXPRESSION
 
 
@@ -68,9 +68,9 @@ def test_python_engine_never_gets_a_hostile_pattern() -> None:
 
 def test_large_patterns_are_refused() -> None:
     with pytest.raises(InvalidInputError, match=f"longer than {PATTERN_CHARS_MAX} characters"):
-        matcher("a?" * PATTERN_CHARS_MAX)
+        full_match_function("a?" * PATTERN_CHARS_MAX)
     with pytest.raises(InvalidInputError, match="too large"):
-        matcher(r"(?:\pL*){500}")
+        full_match_function(r"(?:\pL*){500}")
     names = "|".join(f"topic-{number}" for number in range(3_000))
     assert len(names) > 30 * PATTERN_CHARS_MAX
     assert matching_names(names, ["topic-2999", "topic-3000"]) == ["topic-2999"]
@@ -96,14 +96,15 @@ def test_a_pattern_that_takes_long_is_given_up_and_refused_from_then_on(monkeypa
         matching_names(pattern, names())
     assert looked_at < 100_000
     with pytest.raises(InvalidInputError, match=r"took longer than"):
-        matcher(pattern)
+        full_match_function(pattern)
     name_patterns._slow.clear()
 
 
 def test_re2_is_loaded_by_the_first_pattern_that_needs_it() -> None:
     code = (
-        "import sys; import kohort.broker.run; from kohort.name_patterns import matcher; matcher('a.*|b');"
-        "assert 're2' not in sys.modules; matcher('[ab]'); assert 're2' in sys.modules"
+        "import sys; import kohort.broker.run; from kohort.name_patterns import full_match_function;"
+        "full_match_function('a.*|b');"
+        "assert 're2' not in sys.modules; full_match_function('[ab]'); assert 're2' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
@@ -115,4 +116,4 @@ def test_re2_keeps_no_more_patterns_than_the_memory_bound_reckons_with() -> None
 
 def test_errors_name_the_pattern_and_the_reason() -> None:
     with pytest.raises(InvalidInputError, match=re.escape("SubscribedTopicRegex `a(b` is not a valid")):
-        matcher("a(b")
+        full_match_function("a(b")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kohort.io.processes import NAME_MAX_LENGTH, has_ended, own_identity
+from kohort.io.processes import NAME_MAX_LENGTH, has_process_ended, own_identity
 
 SAYS_ITS_NAME = (
     "import sys; from kohort.io.processes import own_identity; print(own_identity(), flush=True); sys.stdin.read()"
@@ -41,12 +41,12 @@ def said(process: subprocess.Popen[str]) -> str:
 
 def test_a_process_lives_until_it_is_killed(other: subprocess.Popen[str]) -> None:
     name = said(other)
-    assert not has_ended(name) and not has_ended(own_identity())
+    assert not has_process_ended(name) and not has_process_ended(own_identity())
     other.kill()
     os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
-    assert has_ended(name), "a zombie"
+    assert has_process_ended(name), "a zombie"
     other.wait()
-    assert has_ended(name), "nobody waits for it any more"
+    assert has_process_ended(name), "nobody waits for it any more"
 
 
 def test_a_process_whose_first_thread_has_ended_lives() -> None:
@@ -57,15 +57,15 @@ def test_a_process_whose_first_thread_has_ended_lives() -> None:
         with open(f"/proc/{process.pid}/stat") as file:
             while file.read().rpartition(")")[2].split()[0] != "Z":
                 file.seek(0)
-        assert not has_ended(name)
+        assert not has_process_ended(name)
         process.kill()
         process.wait()
-        assert has_ended(name)
+        assert has_process_ended(name)
 
 
 def test_another_process_with_its_number_is_another() -> None:
     *rest, started = own_identity().split("/")
-    assert has_ended("/".join([*rest, str(int(started) - 1)]))
+    assert has_process_ended("/".join([*rest, str(int(started) - 1)]))
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -75,18 +75,18 @@ def test_nothing_is_known_of_another_machine_or_namespace(place: int, other: sub
     other.wait()
     words = name.split("/")
     words[place] = "elsewhere"
-    assert has_ended(name) and not has_ended("/".join(words))
+    assert has_process_ended(name) and not has_process_ended("/".join(words))
 
 
 @pytest.mark.parametrize(
     "change", ["", "x", "{0}/{1}/0/{3}", "{0}/{1}/-1/{3}", "{0}/{1}/99999999999/{3}", "{0}/{1}/x/{3}"]
 )
 def test_what_is_no_name_says_nothing(change: str) -> None:
-    assert not has_ended(change.format(*own_identity().split("/")))
+    assert not has_process_ended(change.format(*own_identity().split("/")))
 
 
 def test_a_name_has_a_bound() -> None:
-    assert len(own_identity()) <= NAME_MAX_LENGTH and not has_ended(own_identity() + "0" * NAME_MAX_LENGTH)
+    assert len(own_identity()) <= NAME_MAX_LENGTH and not has_process_ended(own_identity() + "0" * NAME_MAX_LENGTH)
 
 
 def test_a_forked_child_has_a_name_of_its_own() -> None:
@@ -101,4 +101,4 @@ def test_a_forked_child_has_a_name_of_its_own() -> None:
     os.close(reading)
     os.close(writing)
     assert theirs.split("/")[:2] == mine.split("/")[:2] and theirs != mine
-    assert has_ended(theirs)
+    assert has_process_ended(theirs)

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from kohort import Broker
 from kohort.broker.metrics_exporter import Exporter
 from kohort.cluster.metrics_exporter import CoordinatorExporter
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.region.metrics import RegionExporter
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "metrics.md"
@@ -53,7 +53,7 @@ def page() -> str:
     with Broker() as broker:
         of_broker = rows(Exporter(broker.metrics).collect())
         of_coordinator = rows(CoordinatorExporter(broker.metrics, lambda: 0, list).collect())
-    seen = RegionSeen("", "", 0, 0, 0, 0, (), (), {})
+    seen = RegionStatus("", "", 0, 0, 0, 0, (), (), {})
     of_region = rows(RegionExporter("", tuple, lambda: seen).collect())
     sections = (
         ("A broker", "A coordinator has these too.", of_broker),

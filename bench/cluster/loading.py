@@ -37,7 +37,7 @@ class _Loading(Holder):
         """Returns when all is there."""
         self.term += 1
         machine = GroupMachine(GroupConfig())
-        for records in self.journal.begin(self.term, self):
+        for records in self.journal.begin_term(self.term, self):
             if records is None:
                 await self.reported()
             else:
@@ -72,13 +72,13 @@ def contenders(site: Site, count: int) -> Iterator[list[Contender]]:
         loading = runner.run(_filled(opened, count))
         log = PartitionLog.open(Path(folder) / "__consumer_offsets-0", LogConfig(cleanup_policy=("compact",)))
         local = LogJournal(log)
-        list(local.begin(1))
+        list(local.begin_term(1))
         for records in appends(count):
             local.append(1, records, NOW)
 
         def here() -> None:
             machine = GroupMachine(GroupConfig())
-            for records in local.begin(1):
+            for records in local.begin_term(1):
                 _apply(machine, records)
 
         def there() -> None:

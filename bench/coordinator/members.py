@@ -25,7 +25,7 @@ from bench.coordinator.wire import Link
 from kohort.consumer_protocol import ConsumerProtocolSubscription, read_assignment, write_assignment, write_subscription
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
-from kohort.io.processes import beat_ms, name_of
+from kohort.io.processes import lease_heartbeat_ms, process_identity
 from kohort.wire.discovery import ApiVersionsRequest
 from kohort.wire.groups import (
     ConsumerGroupHeartbeatRequest,
@@ -178,7 +178,7 @@ class Member:
             return ""
         if self._process is None:
             self._process = subprocess.Popen(["cat"], stdin=subprocess.PIPE)  # ends with this one at the latest
-        return name_of(self._process.pid)
+        return process_identity(self._process.pid)
 
     async def _run(self) -> None:
         while True:
@@ -279,7 +279,7 @@ class ClassicMember(Member):
             interval = self.plan.heartbeat_ms / 1000
             due = time.monotonic() + random.random() * interval
             if self.lease_ms:  # as kohort's clients: at once, since the answer comes when there is something to say
-                due, interval = 0.0, min(interval, beat_ms(self.lease_ms) / 1000)
+                due, interval = 0.0, min(interval, lease_heartbeat_ms(self.lease_ms) / 1000)
             while self._working:
                 await link.idle(due - time.monotonic())
                 due = time.monotonic() + interval

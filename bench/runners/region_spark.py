@@ -41,7 +41,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from bench.runners.spark import end_session, session
 from kohort import Producer
 from kohort.region import ParquetFolder
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.spark import SparkRegion, register
 from kohort.spark.region.query_factory import build_query
 from kohort.spark.region.staging import QueryOutput, StagingTask, make_batch_stager
@@ -145,7 +145,7 @@ class Stage:
         writer = rows.writeStream.foreachBatch(staging)
         return writer.option("checkpointLocation", str(self.folder / f"checkpoint-{name}")).start()
 
-    def sequence(self) -> RegionSeen:
+    def sequence(self) -> RegionStatus:
         """Request a sequence, and return it."""
         before = self.region.describe().sequence
         self.region.checkpoint()

@@ -28,7 +28,7 @@ from kohort.groups.events import ConsumerGroupDescribe, DeleteGroups, DescribeGr
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
-from kohort.groups.records import HeldPartitions, Kind, Tombstone
+from kohort.groups.records import HeldPartitions, RecordKind, Tombstone
 from simulation.checkers.journal_model import ConsumerJournal, GroupJournal, PushJournal, Slot, TopicIdPartitions, pairs
 from simulation.checkers.property import QUIET, Checker, Holder
 from simulation.harness.server import Waiting
@@ -166,26 +166,26 @@ class DeletionChecker(AdminChecker):
 
 def keys_of(group_id: str, journal: GroupJournal) -> set[tuple[Any, ...]]:
     """Return the keys of a group's records outside open transactions: a deletion must write a tombstone for each."""
-    keys: set[tuple[Any, ...]] = {(Kind.OFFSET, group_id, *slot) for slot in journal.slots()}
+    keys: set[tuple[Any, ...]] = {(RecordKind.OFFSET, group_id, *slot) for slot in journal.slots()}
     if journal.push is not None:
-        keys.add((Kind.PUSH_GROUP, group_id))
-        keys.update((Kind.PUSH_MEMBER, group_id, name) for name in journal.push.members)
-        keys.update((Kind.PUSH_OWNED, group_id, name) for name in journal.push.owned)
+        keys.add((RecordKind.PUSH_GROUP, group_id))
+        keys.update((RecordKind.PUSH_MEMBER, group_id, name) for name in journal.push.members)
+        keys.update((RecordKind.PUSH_OWNED, group_id, name) for name in journal.push.owned)
         return keys
     if journal.consumer is None:
-        keys.add((Kind.GROUP, group_id))
+        keys.add((RecordKind.GROUP, group_id))
         if journal.started:
-            keys.add((Kind.GENERATION, group_id))
+            keys.add((RecordKind.GENERATION, group_id))
         return keys
     consumer = journal.consumer
-    keys.add((Kind.EPOCH, group_id))
+    keys.add((RecordKind.EPOCH, group_id))
     if consumer.target_epoch:
-        keys.add((Kind.TARGET_EPOCH, group_id))
+        keys.add((RecordKind.TARGET_EPOCH, group_id))
     for kind, names in (
-        (Kind.MEMBER, consumer.members),
-        (Kind.TARGET, consumer.targets),
-        (Kind.CURRENT, consumer.current),
-        (Kind.REGEX, consumer.regexes),
+        (RecordKind.MEMBER, consumer.members),
+        (RecordKind.TARGET, consumer.targets),
+        (RecordKind.CURRENT, consumer.current),
+        (RecordKind.REGEX, consumer.regexes),
     ):
         keys.update((kind, group_id, name) for name in names)
     return keys

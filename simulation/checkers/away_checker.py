@@ -11,8 +11,8 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, JoinGroup, LeaveGroup
 from kohort.groups.machine import GroupMachine
-from kohort.groups.records import Kind, MemberAssigned, MemberSaved, Record, Tombstone
-from kohort.groups.topics import TopicIdPartitions, unpack
+from kohort.groups.records import MemberAssigned, MemberSaved, Record, RecordKind, Tombstone
+from kohort.groups.topics import TopicIdPartitions, unpack_partitions
 from simulation.checkers.property import QUIET, Checker, Holder
 from simulation.harness.server import Waiting
 from simulation.harness.world import World
@@ -71,7 +71,7 @@ class AwayChecker(Checker):
                 self._instances[record.group_id, record.member_id] = record.instance_id
             elif isinstance(record, MemberAssigned):
                 self._moved(event, record)
-            elif isinstance(record, Tombstone) and record.key[0] is Kind.CURRENT:
+            elif isinstance(record, Tombstone) and record.key[0] is RecordKind.CURRENT:
                 self._gone(event, (record.key[1], record.key[2]))
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch >= 0:
             answers = [value for request, value in outcome.replies if request == event.request]
@@ -80,7 +80,7 @@ class AwayChecker(Checker):
 
     def _moved(self, event: Any, record: MemberAssigned) -> None:
         """Check a record that changes a member's assignment or epoch."""
-        key, share = (record.group_id, record.member_id), unpack(record.assigned)
+        key, share = (record.group_id, record.member_id), unpack_partitions(record.assigned)
         away = self._away.get(key)
         if record.member_epoch == LEFT_FOR_A_WHILE:
             if share != self._shares.get(key, frozenset()):

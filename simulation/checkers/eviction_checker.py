@@ -25,7 +25,7 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetFetch,
     SyncGroup,
-    Tick,
+    TimersDue,
 )
 from kohort.groups.group import Group
 from kohort.groups.machine import GroupMachine
@@ -287,7 +287,7 @@ class EvictionChecker(Checker):
             return
         if isinstance(event, ConnectionLost) and not kept.notified:
             return
-        if not isinstance(event, Tick) or self._excuse(kept, before) is None:
+        if not isinstance(event, TimersDue) or self._excuse(kept, before) is None:
             since_ms = self.world.now_ms - kept.heard_ms
             self.fail(f"{key[1]} of {key[0]} was evicted, heard {since_ms} ms ago, by {event}: {kept}")
 

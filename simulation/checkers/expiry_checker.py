@@ -10,16 +10,16 @@ from kohort.groups.classic.group import ClassicGroup
 from kohort.groups.config import GroupConfig
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import Effects, GroupState
-from kohort.groups.events import Tick
+from kohort.groups.events import TimersDue
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import (
     GroupSaved,
-    Kind,
     MemberSaved,
     OffsetCommitted,
     PushGroupSaved,
     PushMemberSaved,
     Record,
+    RecordKind,
     Tombstone,
 )
 from simulation.checkers.property import Checker, Holder, is_one
@@ -106,18 +106,18 @@ class ExpiryChecker(Checker):
         kept = self._groups.get(group_id)
         if kept is None:
             return
-        if kind is Kind.OFFSET:
+        if kind is RecordKind.OFFSET:
             partition = record.key[2], record.key[3]
-            if type(event) is Tick:
+            if type(event) is TimersDue:
                 self._expired(group_id, kept, partition)
             kept.at_ms.pop(partition, None)
             kept.due_since_ms.pop(partition, None)
-        elif kind in (Kind.MEMBER, Kind.PUSH_MEMBER):
+        elif kind in (RecordKind.MEMBER, RecordKind.PUSH_MEMBER):
             kept.members.discard(record.key[2])
             if not kept.members:
                 kept.empty_ms = self.world.wall_ms
-        elif kind in (Kind.GROUP, Kind.EPOCH, Kind.PUSH_GROUP):
-            if type(event) is Tick and kind is Kind.GROUP and kept.at_ms and not self._is_consumer(group_id):
+        elif kind in (RecordKind.GROUP, RecordKind.EPOCH, RecordKind.PUSH_GROUP):
+            if type(event) is TimersDue and kind is RecordKind.GROUP and kept.at_ms and not self._is_consumer(group_id):
                 self.fail(f"{group_id} is gone, and {len(kept.at_ms)} positions with it")
             kept.members, kept.empty_ms = set(), None
 
@@ -170,7 +170,7 @@ class ExpiryChecker(Checker):
             for partition in kept.at_ms:
                 left_ms = self._left_ms(kept, partition)
                 rests = not self._may_stay(group_id, kept, partition)
-                if left_ms is None or left_ms + held_back_ms > 0 or not rests or group.has_pending(partition):
+                if left_ms is None or left_ms + held_back_ms > 0 or not rests or group.has_pending_offset(partition):
                     kept.due_since_ms.pop(partition, None)
                     continue
                 since_ms = kept.due_since_ms.setdefault(partition, now_ms)
@@ -185,7 +185,7 @@ class ExpiryChecker(Checker):
         if group is None:
             return True
         classic, is_read = group.membership_as(ClassicGroup), group.membership.is_subscribed(partition[0])
-        if classic is None or group.state() is GroupState.EMPTY:
+        if classic is None or group.listed_state() is GroupState.EMPTY:
             return bool(kept.members) and is_read
-        readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and group.state() is GroupState.STABLE
+        readable = classic.protocol_type == CONSUMER_PROTOCOL_TYPE and group.listed_state() is GroupState.STABLE
         return not readable or is_read

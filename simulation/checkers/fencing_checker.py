@@ -8,7 +8,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Effects
 from kohort.groups.events import ConsumerGroupHeartbeat, OffsetCommit, SyncGroup, TxnOffsetCommit
-from kohort.groups.records import Kind, Tombstone
+from kohort.groups.records import RecordKind, Tombstone
 from kohort.ids import NO_TOPIC_ID
 from simulation.checkers.property import QUIET, Checker, Holder
 from simulation.harness.assigning import decode_assignment, to_names
@@ -85,5 +85,5 @@ def deleted_groups(outcome: Effects) -> list[str]:
     return [
         record.key[1]
         for record in outcome.records
-        if isinstance(record, Tombstone) and record.key[0] in (Kind.GROUP, Kind.EPOCH)
+        if isinstance(record, Tombstone) and record.key[0] in (RecordKind.GROUP, RecordKind.EPOCH)
     ]

@@ -45,7 +45,7 @@ def check(context: Context) -> None:
 
 def broken_in(context: Context, group: Group) -> Iterator[str]:
     """Yield the violations in one group."""
-    if group.is_void():
+    if group.has_no_records():
         yield "it has no record"
     pairs = [(producer_id, partition) for producer_id, slots in group.pending.items() for partition in slots]
     if sorted(pairs) != sorted((producer, at) for at, producers in group.pending_of.items() for producer in producers):
@@ -194,7 +194,7 @@ def broken_waits(consumer: ConsumerGroup, member_id: str, presence: MemberSoftSt
         yield f"{member_id} speaks the classic protocol and waits for the answer to a heartbeat of the other"
     if joins and member.classic_protocols is None:
         yield f"{member_id} speaks the consumer protocol and waits for the answer to a JoinGroup"
-    if (beats or joins) and consumer.current_assignment(member_id).is_away:
+    if (beats or joins) and consumer.current_assignment(member_id).has_left_temporarily:
         yield f"{member_id} is away and waits for an answer"
 
 

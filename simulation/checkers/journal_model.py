@@ -11,7 +11,6 @@ from kohort.groups.records import (
     GenerationStarted,
     GroupSaved,
     HeldPartitions,
-    Kind,
     MemberAssigned,
     MemberSaved,
     OffsetCommitted,
@@ -20,6 +19,7 @@ from kohort.groups.records import (
     PushOwned,
     ReconciliationState,
     Record,
+    RecordKind,
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
@@ -198,30 +198,30 @@ class JournalModel:
         group = self.groups.get(group_id)
         if group is None:
             return
-        if kind is Kind.OFFSET:
+        if kind is RecordKind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
-        elif kind is Kind.GROUP:
+        elif kind is RecordKind.GROUP:
             group.saved = None
-        elif kind is Kind.GENERATION:
+        elif kind is RecordKind.GENERATION:
             group.started = 0
-        elif kind is Kind.EPOCH:
+        elif kind is RecordKind.EPOCH:
             group.consumer = None
-        elif kind is Kind.PUSH_GROUP:
+        elif kind is RecordKind.PUSH_GROUP:
             group.push = None
-        elif kind is Kind.PUSH_MEMBER and group.push is not None:
+        elif kind is RecordKind.PUSH_MEMBER and group.push is not None:
             group.push.members.pop(rest[0], None)
-        elif kind is Kind.PUSH_OWNED and group.push is not None:
+        elif kind is RecordKind.PUSH_OWNED and group.push is not None:
             group.push.owned.pop(rest[0], None)
         elif group.consumer is not None:
             consumer = group.consumer
-            if kind is Kind.TARGET_EPOCH:
+            if kind is RecordKind.TARGET_EPOCH:
                 consumer.target_epoch = 0
             else:
                 held = {
-                    Kind.MEMBER: consumer.members,
-                    Kind.TARGET: consumer.targets,
-                    Kind.CURRENT: consumer.current,
-                    Kind.REGEX: consumer.regexes,
+                    RecordKind.MEMBER: consumer.members,
+                    RecordKind.TARGET: consumer.targets,
+                    RecordKind.CURRENT: consumer.current,
+                    RecordKind.REGEX: consumer.regexes,
                 }
                 held[kind].pop(rest[0], None)  # type: ignore[attr-defined]
         if group.is_void():

@@ -18,13 +18,13 @@ from kohort.groups.events import (
     OffsetCommit,
     OffsetDelete,
     OffsetFetch,
-    Tick,
+    TimersDue,
     TopicsDeleted,
     TransactionEnded,
     TxnOffsetCommit,
 )
 from kohort.groups.machine import GroupMachine
-from kohort.groups.records import Kind, OffsetCommitted, Tombstone
+from kohort.groups.records import OffsetCommitted, RecordKind, Tombstone
 from simulation.checkers.property import QUIET, Checker, Holder
 from simulation.harness.server import Waiting
 from simulation.harness.world import World
@@ -64,9 +64,9 @@ class DurabilityChecker(Checker):
         elif isinstance(event, DeleteGroups | OffsetDelete):
             for _, value in outcome.replies:
                 self._forget(event, value)
-        elif isinstance(event, Tick):
+        elif isinstance(event, TimersDue):
             keys = [record.key for record in outcome.records if isinstance(record, Tombstone)]
-            self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is Kind.OFFSET})
+            self._clear({(key[1], key[2], key[3]) for key in keys if key[0] is RecordKind.OFFSET})
         elif isinstance(event, OffsetCommit | TxnOffsetCommit):
             self._decided[event.request] = {
                 offset.offset: self._order.get(offset.offset, 0) for offset in event.offsets

@@ -8,19 +8,19 @@ from typing import Any
 
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import DismissConsumer, Effects, RegisterConsumerReply, StartConsumer
+from kohort.groups.effects import DisconnectConsumer, Effects, RegisterConsumerReply, StartConsumer
 from kohort.groups.events import (
     ConnectionLost,
-    ConsumerAnswered,
     OffsetCommit,
     OffsetsFound,
+    PushConsumerAnswered,
     RegisterConsumer,
-    Tick,
+    TimersDue,
     Topic,
 )
 from kohort.groups.machine import GroupMachine
 from kohort.groups.push.group import PushGroup
-from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, Record, Tombstone, TransactionMarked
+from kohort.groups.records import OffsetCommitted, PushMemberSaved, Record, RecordKind, Tombstone, TransactionMarked
 from kohort.ids import NO_POSITION
 from simulation.checkers.journal_model import TopicIdPartitions
 from simulation.checkers.property import Checker, Holder
@@ -51,11 +51,11 @@ class StartedChecker(Checker):
                 name = f"{registration.member_id} of {registration.group_id}"
                 self._awaiting[registration.connection] = name, self.world.now_ms
         for push in outcome.pushes:
-            if isinstance(push.value, StartConsumer | DismissConsumer):
+            if isinstance(push.value, StartConsumer | DisconnectConsumer):
                 self._awaiting.pop(push.connection, None)
         if isinstance(event, ConnectionLost):
             self._awaiting.pop(event.connection, None)
-        elif isinstance(event, Tick):
+        elif isinstance(event, TimersDue):
             self._look(LONGEST_MS)
 
     def _look(self, longest_ms: int) -> None:
@@ -150,7 +150,7 @@ class StartOffsetChecker(Checker):
                 continue
             name = f"{record.topic}-{record.partition} of {record.group_id}"
             at = (record.topic, record.partition, record.offset)
-            if not isinstance(event, ConsumerAnswered | OffsetsFound) or at not in event.positions:
+            if not isinstance(event, PushConsumerAnswered | OffsetsFound) or at not in event.positions:
                 self.fail(f"{name} is at {record.offset}, and nobody said so")
             if isinstance(event, OffsetsFound) and (event.group_id, event.member_id) in self._finders:
                 self.fail(f"{name} is at {record.offset}, found for {event.member_id}, which finds it itself")
@@ -169,8 +169,8 @@ class StartOffsetChecker(Checker):
                 sent = self._pending.pop(record.producer_id, {})
                 for slot, found in sent.items() if record.committed else ():
                     self._offsets[slot] = max(found, self._offsets.get(slot, found))
-            elif isinstance(record, Tombstone) and record.key[0] is Kind.OFFSET:
+            elif isinstance(record, Tombstone) and record.key[0] is RecordKind.OFFSET:
                 for kept in (self._offsets, *self._pending.values()):
                     kept.pop(record.key[1:], None)
-            elif isinstance(record, Tombstone) and record.key[0] is Kind.PUSH_MEMBER:
+            elif isinstance(record, Tombstone) and record.key[0] is RecordKind.PUSH_MEMBER:
                 self._finders.discard(record.key[1:])

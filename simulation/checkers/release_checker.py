@@ -6,15 +6,15 @@ from typing import Any
 
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import Effects
-from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick
+from kohort.groups.events import ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, TimersDue
 from kohort.groups.machine import GroupMachine
 from simulation.checkers.property import Checker, Holder
 from simulation.harness.server import Waiting
 from simulation.harness.world import World
 
-MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, Tick))
+MOVES = frozenset((ConnectionLost, ConsumerGroupHeartbeat, JoinGroup, LeaveGroup, TimersDue))
 """Events that can change who is in a group."""
-SILENT = (ConnectionLost, Tick)
+SILENT = (ConnectionLost, TimersDue)
 """Events that evict members which have sent nothing."""
 
 

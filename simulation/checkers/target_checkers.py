@@ -9,10 +9,10 @@ from kohort.groups.effects import (
     BackgroundTask,
     Computation,
     ComputeAssignment,
-    Counted,
+    CoordinatorMeter,
+    CounterIncreased,
     Effects,
     GroupState,
-    Meter,
     Rebalanced,
 )
 from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, RegexesResolved, SyncGroup
@@ -20,10 +20,10 @@ from kohort.groups.machine import GroupMachine
 from kohort.groups.records import (
     EpochBumped,
     GroupSaved,
-    Kind,
     MemberAssigned,
     MemberSaved,
     Record,
+    RecordKind,
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
@@ -39,7 +39,9 @@ from simulation.harness.world import World
 def ended(outcome: Effects) -> list[str]:
     """Return the consumer groups that a step has deleted or converted to another protocol."""
     return [
-        record.key[1] for record in outcome.records if isinstance(record, Tombstone) and record.key[0] is Kind.EPOCH
+        record.key[1]
+        for record in outcome.records
+        if isinstance(record, Tombstone) and record.key[0] is RecordKind.EPOCH
     ]
 
 
@@ -112,8 +114,8 @@ class CountChecker(Checker):
 
     def on_stepped(self, event: Any, outcome: Effects, waiting: Waiting) -> None:
         rebalances = [note for note in outcome.notes if isinstance(note, Rebalanced)]
-        notes = [note for note in outcome.notes if isinstance(note, Counted)]
-        counted = sum(note.amount for note in notes if note.meter is Meter.COMPLETED_REBALANCES)
+        notes = [note for note in outcome.notes if isinstance(note, CounterIncreased)]
+        counted = sum(note.amount for note in notes if note.meter is CoordinatorMeter.COMPLETED_REBALANCES)
         if counted != len(rebalances):
             self.fail(f"{counted} rebalances are counted and {len(rebalances)} told of after {event}")
         saved = [

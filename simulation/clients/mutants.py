@@ -47,7 +47,7 @@ class LateOffsetUndoesSeek(ClientMutant):
 class CommitsOvertake(ClientMutant):
     """A commit does not wait for the one before it."""
 
-    where, name = Commits, "start"
+    where, name = Commits, "start_commit"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -81,7 +81,7 @@ class NumbersAnewWhileSending(ClientMutant):
 class BeginsAtUnstableOffsets(ClientMutant):
     """A consumer begins at offsets that an open transaction is about to move."""
 
-    where, name = offsets, "offset_fetch"
+    where, name = offsets, "offset_fetch_request"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

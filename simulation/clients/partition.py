@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from kohort.errors import ErrorCode
-from kohort.wire.batch import BatchRecord, build_batch, parse_header, patch
+from kohort.wire.batch import BatchRecord, build_batch, parse_header, patch_header
 from kohort.wire.records import read_records
 
 REMEMBERED = 5
@@ -126,7 +126,7 @@ class PartitionModel:
         self, data: bytes, values: list[str], producer_id: int, epoch: int, sequence: int, fate: Fate
     ) -> StoredBatch:
         laid = bytearray(data)
-        patch(laid, self.end, self.leader_epoch)
+        patch_header(laid, self.end, self.leader_epoch)
         stored = StoredBatch(self.end, values, bytes(laid), producer_id, epoch, sequence, fate)
         self.batches.append(stored)
         self._offsets.append(stored.offset)

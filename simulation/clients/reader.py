@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, RunningScript, Script, WaitUntil
+from kohort.client.consumer.effects import (
+    AwaitCoroutine,
+    CallApplication,
+    DecodeRecordSets,
+    RunningScript,
+    Script,
+    WaitUntil,
+)
 from kohort.client.consumer.records import Records
 from kohort.client.consumer.subscription import FetchPosition
 from kohort.client.offsets import OffsetAndMetadata
@@ -235,16 +242,16 @@ class ReadingApplication:
             return
 
         def resume_core(outcome: Any) -> None:
-            running.succeeded(outcome)
+            running.store_result(outcome)
             self._step(running, then)
             self._client.wake()
 
-        if isinstance(effect, Decode):
+        if isinstance(effect, DecodeRecordSets):
             given = effect
             self.life.after(self.chance.upto(DECODE_MS), lambda: resume_core(decode(given.sets, given.options)))
-        elif isinstance(effect, CallUser):
+        elif isinstance(effect, CallApplication):
             resume_core(effect.function(effect.argument))
-        elif isinstance(effect, Await):
+        elif isinstance(effect, AwaitCoroutine):
             task = self._client.cluster.runtime.spawn(effect.coro)
             task.on_done(lambda done: resume_core(done.result()))
         else:

@@ -171,7 +171,9 @@ class WritingApplication:
             )
         except WouldBlock as reason:
             self._count -= 1
-            self._call(reason.wait(self._core.limit_ms()), lambda _: self._continue(), lambda _: self._continue())
+            self._call(
+                reason.wait(self._core.send_deadline_ms()), lambda _: self._continue(), lambda _: self._continue()
+            )
             return False
         except KafkaError as error:
             self.world.log(f"{self.writer}: send failed: {error}")

@@ -207,7 +207,7 @@ class Disk:
         self.world.after(UPKEEP_MS, partial(self._upkeep, log))
         now_ms = self.world.wall_ms
         with contextlib.suppress(OSError):
-            log.settle()
+            log.finish_interrupted_change()
             retention.flush_idle_segments(log, now_ms)
             retention.roll_for_compaction(log, now_ms)
             if (
@@ -293,17 +293,17 @@ class DiskJournal:
         """Return a term that no owner has had."""
         return self.log.leader_epoch + 1
 
-    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
-        """Implement `Journal.begin`."""
+    def begin_term(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+        """Implement `Journal.begin_term`."""
         self.abandon()
-        replay = self._journal.begin(term, owner)
+        replay = self._journal.begin_term(term, owner)
         self._term, self._owner = term, owner
         return self._read(owner, replay)
 
     def _read(self, owner: Owner, replay: Iterator[Sequence[Record]]) -> Iterator[Sequence[Record] | None]:
         disk = self.disk
         if disk.late_ms and self._chance.likely(WAITS):
-            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.continue_reading))
+            self._world.after(self._chance.upto(disk.late_ms), partial(self._turn, owner.on_records_available))
             yield None
         if disk.fails and self._chance.likely(disk.fails):
             raise OSError(errno.EIO, "Input/output error")
@@ -343,9 +343,9 @@ class DiskJournal:
         try:
             self._write(on_way[1], on_way[2], self._world.wall_ms)
         except (OSError, FencedError) as failure:
-            owner.lost(failure)
+            owner.on_journal_lost(failure)
         else:
-            owner.durable(token, on_way[3])
+            owner.on_append_durable(token, on_way[3])
 
     def _write(self, term: int, records: Sequence[Record], now_ms: int) -> None:
         """Write the records, or fail."""

@@ -12,7 +12,7 @@ from kohort.groups.consumer import assignment
 from kohort.groups.effects import (
     BackgroundTask,
     Computation,
-    DividePartitions,
+    ComputePushAssignment,
     FindOffsets,
     LogLine,
     MetricNote,
@@ -44,14 +44,14 @@ def carried_out(work: BackgroundTask) -> Any:
     """Return the event that results from background work."""
     if isinstance(work, ResolveRegexes):
         return assignment.resolve_regexes(work, match)
-    if isinstance(work, DividePartitions):
-        return rebalance.divide_partitions(work, match)
+    if isinstance(work, ComputePushAssignment):
+        return rebalance.compute_push_assignment(work, match)
     if isinstance(work, FindOffsets):
         begins = tuple(PushPosition(topic, partition, 0) for topic, partition in work.partitions)
         return OffsetsFound(work.group_id, work.member_id, work.ticket, begins)
     if not isinstance(work, Computation):
         raise AssertionError(work)  # this world's topics and groups are all its own
-    return assignment.compute(work)
+    return assignment.compute_target_assignment(work)
 
 
 class DiscardedMetrics:
@@ -147,7 +147,7 @@ class VirtualDriver:
     def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Do nothing: the server reads the shard's phase after each turn."""
 
-    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> dict[str, GroupSettings]:
         """Return no settings: groups have none of their own here."""
         return {}
 
@@ -158,7 +158,7 @@ class VirtualDriver:
         longest_ms = SLOW_WORK_MS if self._chance.likely(self._slow) else WORK_MS
         self._world.after(self._chance.upto(longest_ms), partial(self.turn, partial(done, event)))
 
-    def push(self, push: Push) -> None:
+    def send_to_push_consumer(self, push: Push) -> None:
         """Send to the member's connection, if there is one."""
         self._host.push(push)
 

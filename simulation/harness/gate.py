@@ -48,7 +48,7 @@ class SimulatedClient(ClientSession):
         self.lease_ms = at.lease_ms
         self.process = at.process
 
-    def classic_delay_ms(self, mode: str) -> int:
+    def max_heartbeat_delay_ms(self, mode: str) -> int:
         """Return how long a classic heartbeat may be delayed."""
         return self.delay_tolerance(mode).delay_ms
 
@@ -163,7 +163,7 @@ class Gate:
         """Read a request by its connection's template, or decode it, as the broker's dispatcher does."""
         repetition = connection.repeated.get(header.api_key)
         template = None if repetition is None else repetition.template
-        numbers = None if template is None else template.numbers(frame)
+        numbers = None if template is None else template.varying_numbers(frame)
         if repetition is not None and template is not None and numbers is not None:
             repetition.uses += 1
             return template.make(numbers), template, numbers

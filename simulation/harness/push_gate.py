@@ -11,7 +11,7 @@ from kohort.broker.api.push import FROM_BEGIN
 from kohort.broker.host import Asks, decode_consumer_answer, encode_server_request
 from kohort.errors import ErrorCode
 from kohort.groups import events
-from kohort.groups.effects import DismissConsumer, Push
+from kohort.groups.effects import DisconnectConsumer, Push
 from kohort.groups.events import PushRequestKind
 from kohort.wire.push import (
     ClusterMetadataResponse,
@@ -99,7 +99,7 @@ class PushGate:
         if registered is None:
             return
         value = push.value
-        if isinstance(value, DismissConsumer):
+        if isinstance(value, DisconnectConsumer):
             registered.connection.break_()
         else:
             asked, frame = encode_server_request(value, lambda topic, number: 1)

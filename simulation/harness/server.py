@@ -126,7 +126,7 @@ class Server:
     @property
     def machine(self) -> GroupMachine | None:
         """Return the machine that serves; None while it loads, and while the process is down."""
-        return self._machine if self.shard is not None and self.shard.loaded else None
+        return self._machine if self.shard is not None and self.shard.is_loaded else None
 
     def may_create(self, topic: str) -> bool:
         """Return whether a topic can be created now: the broker is up, and earlier deletions have been answered.
@@ -137,10 +137,10 @@ class Server:
         if shard is None or driver is None:
             return False
         pending: list[bool] = []
-        driver.turn(lambda: pending.append(shard.settle()))
+        driver.turn(lambda: pending.append(shard.process_queued_events()))
         if self.shard is None or pending[0]:
             return False
-        if not self.shard.loaded:
+        if not self.shard.is_loaded:
             self.unseen.add(topic)
         return True
 
@@ -255,7 +255,7 @@ class Server:
     def reload(self, away_ms: int) -> None:
         """Lose the shard and load it again in the same process, at once or later: all connections stay."""
         shard, driver = self.shard, self._driver
-        if shard is None or driver is None or not shard.loaded:
+        if shard is None or driver is None or not shard.is_loaded:
             return
         self.world.log(f"coordinator: the shard is lost, and loads again in {away_ms} ms")
         if away_ms:

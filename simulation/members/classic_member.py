@@ -235,7 +235,7 @@ class ClassicMember(Process):
         self._later(self.chance.upto(self.habits.callback_ms), done)
 
     def _beat(self) -> None:
-        self._later(self.lease.beat_ms(self.habits.heartbeat_ms), self._beat)
+        self._later(self.lease.heartbeat_interval_ms(self.habits.heartbeat_ms), self._beat)
         if not self.stable:
             if self.lease.length_ms is not None and self.held:
                 self._beat_aside()

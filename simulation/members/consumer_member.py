@@ -150,7 +150,7 @@ class ConsumerMember(Process):
             elif self.lease.length_ms is None:
                 self._again(self.interval_ms)
             else:
-                self._again(sent_ms + self.lease.beat_ms(self.interval_ms) - self.world.now_ms)
+                self._again(sent_ms + self.lease.heartbeat_interval_ms(self.interval_ms) - self.world.now_ms)
 
     def _rejoin(self) -> None:
         """Rejoin with epoch 0 after an eviction: the owned partitions are lost."""

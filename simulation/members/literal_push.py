@@ -26,7 +26,7 @@ from kohort.wire.push import (
     decode_coordinator_request,
     encode_ping_response,
     format_topic_count,
-    partition_of,
+    topic_partition_of,
     with_length_prefix,
 )
 from simulation.checkers.group_checkers import Checkers
@@ -211,7 +211,7 @@ class LiteralPushMember(Process):
 
     def _started_with(self, asked: CoordinatorRequest) -> ErrorCode:
         """Check that a Start without a Stop before names the partitions that it reads: otherwise it must not read."""
-        wanted = {partition_of(partition): partition.offset for partition in asked.partitions}
+        wanted = {topic_partition_of(partition): partition.offset for partition in asked.partitions}
         if self.fetching and wanted.keys() != self.reads.keys():
             return ErrorCode.UNKNOWN_SERVER_ERROR
         if not self.fetching:

@@ -303,20 +303,20 @@ class OwnMember(Process):
     def _link_opened(self, link: int, connection: Connection) -> None:
         def opened() -> None:
             if connection.open and link in self._sockets and self._cluster is not None:
-                self._cluster.connections.opened(link)
+                self._cluster.connections.on_link_opened(link)
                 self._drive()
 
         self._awake(opened)
 
     def _received(self, link: int, answer: memoryview) -> None:
         if link in self._sockets and self._cluster is not None:
-            self._cluster.connections.received(link, answer)
+            self._cluster.connections.on_frame_received(link, answer)
             self._drive()
 
     def _link_closed(self, link: int) -> None:
         def closed() -> None:
             if self._sockets.pop(link, None) is not None and self._cluster is not None:
-                self._cluster.connections.closed(link, "the connection was reset")
+                self._cluster.connections.on_link_closed(link, "the connection was reset")
                 self._drive()
 
         self._awake(closed)

@@ -143,7 +143,7 @@ class Process(Client, ABC):
     def set_lease(self, lease_ms: int, *, keeps: bool) -> None:
         """Take the lease from a response: the coordinator counts on it from then on."""
         self.coordinator_lease_ms = lease_ms
-        self.lease.record_answer(lease_ms if keeps else None)
+        self.lease.adopt_length(lease_ms if keeps else None)
 
     def _connect(self, channel: str) -> Connection:
         connection = super()._connect(channel)
@@ -152,7 +152,11 @@ class Process(Client, ABC):
 
     def _timeout_ms(self, event: Any) -> float:
         timeout = super()._timeout_ms(event)
-        return self.lease.answer_ms(timeout) if isinstance(event, Heartbeat | ConsumerGroupHeartbeat) else timeout
+        return (
+            self.lease.response_timeout_ms(timeout)
+            if isinstance(event, Heartbeat | ConsumerGroupHeartbeat)
+            else timeout
+        )
 
     def _hold_ms(self) -> int:
         """Return the maximum delay of a heartbeat's response."""

@@ -36,14 +36,14 @@ from simulation.mutants.swapped import Swapped, swapped
 class DeletesOffsetsThatAreRead(Swapped):
     """A coordinator that deletes offsets of topics that members of consumer groups read."""
 
-    module, name = CommittedOffsets, "delete_one"
+    module, name = CommittedOffsets, "delete_partition_offset"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:
         """Return a check that finds no reader."""
 
         def delete(offsets: CommittedOffsets, group: Group, partition: Any, *_: Any) -> ErrorCode:
-            offsets.tombstone(group.group_id, (partition.topic, partition.partition))
+            offsets.write_tombstone(group.group_id, (partition.topic, partition.partition))
             return ErrorCode.NONE
 
         return delete
@@ -76,7 +76,7 @@ class DeletesGroupsWithMembers(Swapped):
 class LeavesTracesOfGroups(Swapped):
     """A coordinator that deletes a group and keeps its members' records."""
 
-    module, name = Administration, "delete_one"
+    module, name = Administration, "delete_group"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ from kohort.groups.consumer.assignment import ConsumerAssignment
 from kohort.groups.consumer.classic_members import ConsumerClassicMembers
 from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.consumer.members import ConsumerReconciliation, CurrentAssignment
-from kohort.groups.effects import Effects, Meter, Now, Rebalanced
+from kohort.groups.effects import CoordinatorMeter, Effects, Now, Rebalanced
 from kohort.groups.events import (
     AssignmentComputed,
     ConsumerGroupHeartbeat,
@@ -123,7 +123,9 @@ class CountsNoConsumerRebalances(GroupMachine):
         """Act as the real coordinator, without those metrics."""
         outcome = super().step(event, now)
         mine = [note for note in outcome.notes if isinstance(note, Rebalanced) and note.protocol == "consumer"]
-        meters = [note for note in outcome.notes if getattr(note, "meter", None) is Meter.COMPLETED_REBALANCES]
+        meters = [
+            note for note in outcome.notes if getattr(note, "meter", None) is CoordinatorMeter.COMPLETED_REBALANCES
+        ]
         dropped = [*mine, *meters[: len(mine)]]
         outcome.notes = [note for note in outcome.notes if not any(note is dropped_note for dropped_note in dropped)]
         return outcome

@@ -40,11 +40,11 @@ class NeverStopsRevocations(Swapped):
         def reconcile(
             group: ConsumerGroup, step: Step, member_id: str, owned: TopicIdPartitions | None
         ) -> CurrentAssignment:
-            due_ms = group.presence(member_id).revocation.due_ms
+            due_ms = group.soft_state(member_id).revocation.due_ms
             after: CurrentAssignment = real(group, step, member_id, owned)
-            timer = group.presence(member_id).revocation
+            timer = group.soft_state(member_id).revocation
             if due_ms is not None and timer.due_ms is None:
-                step.deadlines.set(timer, due_ms)
+                step.deadlines.set_timer(timer, due_ms)
             return after
 
         return reconcile
@@ -60,11 +60,11 @@ class NeverStopsJoinPhases(Swapped):
         """Return a join that leaves the deadline as it was."""
 
         def wait(group: ConsumerGroup, step: Step, event: JoinGroup, member_id: str) -> None:
-            timer = group.presence(member_id).join_phase
+            timer = group.soft_state(member_id).join_phase
             due_ms = timer.due_ms
             real(group, step, event, member_id)
             if due_ms is not None:
-                step.deadlines.set(timer, due_ms)
+                step.deadlines.set_timer(timer, due_ms)
 
         return wait
 
@@ -102,7 +102,7 @@ class HurriesJoiners(Swapped):
             real(group, step, cause)
             timer, now_ms = group.join_phase, step.now.mono_ms
             if timer.due_ms is not None:
-                step.deadlines.set(timer, now_ms + (timer.due_ms - now_ms) // 5)
+                step.deadlines.set_timer(timer, now_ms + (timer.due_ms - now_ms) // 5)
 
         return prepare_rebalance
 

@@ -19,7 +19,7 @@ from kohort.groups.events import (
     JoinGroup,
     OffsetCommit,
     OffsetFetch,
-    Tick,
+    TimersDue,
     TransactionEnded,
 )
 from kohort.groups.group import Group
@@ -56,12 +56,12 @@ class HastyDeadlines(Deadlines):
 
     now_ms = 0
 
-    def set(self, timer: Timer, due_ms: int) -> None:
+    def set_timer(self, timer: Timer, due_ms: int) -> None:
         """Set a session's timer too early."""
         if timer.kind is Deadline.SESSION:
             hasty_ms = max(1, (due_ms - self.now_ms) // 4)  # never due at once: it may be set anew when it is
             due_ms = self.now_ms + hasty_ms
-        super().set(timer, due_ms)
+        super().set_timer(timer, due_ms)
 
 
 class EndsSessionsEarly(GroupMachine):
@@ -259,7 +259,7 @@ class EmptiesTheAway(GroupMachine):
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but a tick takes their partitions."""
         outcome = super().step(event, now)
-        for record in away(self) if isinstance(event, Tick) else ():
+        for record in away(self) if isinstance(event, TimersDue) else ():
             self.context.emit(replace(record, assigned=()))
         return outcome
 
@@ -333,7 +333,7 @@ class ExpiresFromCommits(GroupMachine):
 
     def step(self, event: Any, now: Now) -> Effects:
         """Act as the real coordinator, but forget since when groups are empty."""
-        if isinstance(event, Tick):
+        if isinstance(event, TimersDue):
             for group in self.context.ledger.groups.values():
                 membership = group.membership
                 if isinstance(membership, ConsumerGroup):
@@ -346,7 +346,7 @@ class ExpiresFromCommits(GroupMachine):
 class KeepsPositions(GroupMachine):
     """A coordinator that never expires offsets."""
 
-    def _on_tick(self, event: Tick) -> None:
+    def _on_tick(self, event: TimersDue) -> None:
         self.context.expiry.cancel()
         super()._on_tick(event)
 

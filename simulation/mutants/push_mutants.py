@@ -123,7 +123,7 @@ class CallsRepeatsFirst(Swapped):
 class ForgetsStopsThatAreOut(Swapped):
     """A coordinator that leaves a consumer alone when its target is what it owns, although a Stop was sent to it."""
 
-    module, name = PushRebalance, "must_move"
+    module, name = PushRebalance, "needs_restart"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ class LifeDriver(VirtualDriver):
 
     def handle_shard_loaded(self, index: int) -> None:
         """Implement `Driver.handle_shard_loaded`: pass the event on to the ownership of shards."""
-        self._coordinator.ownership.loaded(index)
+        self._coordinator.ownership.record_shard_loaded(index)
         self._coordinator.on_shard_loaded()
 
     def handle_shard_ended(self, index: int, error: Exception) -> None:
@@ -132,7 +132,7 @@ class Coordinator(Server):
                 continue
             self.ownership = ShardOwnership(loop, self.groups, coordination, self._open_journal)
             coordination.on_changes(partial(loop.call_soon, self._follow))  # type: ignore[arg-type]  # what it gives is not used
-            self.ownership.begin(self.candidate)
+            self.ownership.start_owning(self.candidate)
             return
 
     def pause(self, duration_ms: int) -> None:
@@ -173,7 +173,7 @@ class Coordinator(Server):
 
         async def leave() -> None:
             assert coordination is not None
-            await coordination.retire()
+            await coordination.hand_over_and_leave()
             await self.ownership.wait_handed_over()
             self.world.after(0, lambda: self.crash(down_ms) if life is self.life else None)
 
@@ -192,7 +192,7 @@ class Coordinator(Server):
                 and coordination is self.coordination
                 and coordination.placement is not None
             ):
-                with_loop(loop, lambda: coordination.suspect(candidate))
+                with_loop(loop, lambda: coordination.remove_dead_candidate(candidate))
 
         self.life.after(self.chance.upto(SUSPECTED_MS), refuse)
 
@@ -200,7 +200,7 @@ class Coordinator(Server):
 
     def _follow(self) -> None:
         """Begin or end the shard, as the placement requires."""
-        self.ownership.follow()
+        self.ownership.follow_placement()
 
     def _given_up(self, index: int) -> None:
         self.world.log(f"{self.name}: gives the shard up")

@@ -134,15 +134,15 @@ class KafkaClient:
         if connection.node in self._kafka.down:
             connection.break_()
         elif connection.open and link in self._sockets:
-            self.cluster.connections.opened(link)
+            self.cluster.connections.on_link_opened(link)
             self._drive()
 
     def _received(self, link: int, answer: memoryview) -> None:
         if link in self._sockets:
-            self.cluster.connections.received(link, answer)
+            self.cluster.connections.on_frame_received(link, answer)
             self._drive()
 
     def _closed(self, link: int) -> None:
         if self._sockets.pop(link, None) is not None:
-            self.cluster.connections.closed(link, "the connection was reset")
+            self.cluster.connections.on_link_closed(link, "the connection was reset")
             self._drive()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from kohort.cluster.journal import kafka_journal
 from kohort.cluster.journal.journal_partition import JournalPartition, JournalUnavailable
 from kohort.cluster.journal.reading import JournalReader
-from kohort.cluster.journal.term import JournalAppend, JournalTerm, JournalWriter, new_epoch
+from kohort.cluster.journal.term import AcknowledgedAppend, JournalTerm, JournalWriter, bump_producer_epoch
 from kohort.cluster.zookeeper import service as zookeeper_door
 from kohort.cluster.zookeeper.session import ZNode
 from kohort.coordinator import shard
@@ -46,14 +46,14 @@ class ReadsBeforeItFences(DiskMutant):
                     view = await reading.fetch()
                     if view is not None:
                         await term._handover.queue_for_decoding(view)
-                        term._owner.continue_reading()
+                        term._owner.on_records_available()
                 await term._handover.wait_decoded()
-                writer = JournalWriter(place, await new_epoch(place))
+                writer = JournalWriter(place, await bump_producer_epoch(place))
                 figures.producer_id, figures.epoch = writer.identity.producer_id, writer.identity.epoch
                 figures.fence_offset = await term._write_fence(writer, writer.identity.producer_id)
                 writer.expected = figures.fence_offset + 1
                 term.loaded = True
-                term._owner.continue_reading()
+                term._owner.on_records_available()
                 await term._serve_term(writer)
             except (KafkaError, OSError) as error:
                 term._over(error)
@@ -113,7 +113,7 @@ class WritesHalves(DiskMutant):
             rest[id(payload)] = encode_unbounded_batch(records[half:])
             return payload, count
 
-        async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> JournalAppend:
+        async def both(writer: JournalWriter, payload: bytes, count: int, now_ms: int) -> AcknowledgedAppend:
             behind = rest.pop(id(payload), None)
             written = await write(writer, payload, count, now_ms)
             return written if behind is None else await write(writer, *behind, now_ms)
@@ -198,7 +198,7 @@ class EndsSessionsEarly(DiskMutant):
 class TakesEarlierNodesForItsOwn(DiskMutant):
     """A coordinator that treats the node of its earlier session as its own."""
 
-    where, name = zookeeper_door, "is_of"
+    where, name = zookeeper_door, "is_of_session"
 
     @staticmethod
     def swap(real: Callable[..., Any]) -> Callable[..., Any]:

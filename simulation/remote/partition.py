@@ -15,7 +15,7 @@ from kohort.cluster.journal.fences import is_fence
 from kohort.errors import ErrorCode
 from kohort.groups.records import Record
 from kohort.journal.codec import GroupRecordReader
-from kohort.wire.batch import parse_header, patch
+from kohort.wire.batch import parse_header, patch_header
 from kohort.wire.records import iter_key_values
 
 REMEMBERED = 5
@@ -99,7 +99,7 @@ class Partition:
                 return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1
         offset = self.end
         laid = bytearray(data)
-        patch(laid, offset, 0)
+        patch_header(laid, offset, 0)
         keys = frozenset(bytes(key or b"") for key, _, _ in iter_key_values(memoryview(laid), header))
         self.batches.append(Batch(offset, offset + count, author, bytes(laid), keys, known))
         self.end += count
@@ -156,7 +156,7 @@ def decoded(batch: Batch) -> list[Record]:
     found = []
     for key, value, _ in iter_key_values(view, parse_header(view)):
         if key is not None and not is_fence(key):
-            record = reader.read_offset(key, value, -1, -1) if key[:2] == b"\0\1" else reader.read(key, value)
+            record = reader.read_offset(key, value, -1, -1) if key[:2] == b"\0\1" else reader.decode_record(key, value)
             if record is not None:
                 found.append(record)
     return found

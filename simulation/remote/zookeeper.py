@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperAway
+from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperUnavailable
 from simulation.harness.world import Chance, World
 from simulation.remote.life import ProcessLife
 from simulation.remote.loop import VirtualLoop
@@ -206,8 +206,8 @@ class VirtualSession:
         """Implement `Session.children`."""
         return await self._ask(lambda session: self._zookeeper.children(session, path, self._handed(watch, path)))  # type: ignore[no-any-return]
 
-    async def make_path(self, path: str) -> None:
-        """Implement `Session.make_path`."""
+    async def create_path(self, path: str) -> None:
+        """Implement `ZooKeeperSession.create_path`."""
         await self._ask(lambda session: self._zookeeper.make_path(session, path))
 
     async def change(self, *changes: Change) -> bool:
@@ -240,7 +240,7 @@ class VirtualSession:
 
     async def _ask(self, carry_out: Callable[[ServerSession], Any]) -> Any:
         if self.state is not SessionState.CONNECTED or self._session is None or not self._life.alive:
-            raise ZooKeeperAway("there is no connection")
+            raise ZooKeeperUnavailable("there is no connection")
         self._asks += 1
         number, connection, session = self._asks, self._connection, self._session
         future = self._asked[number] = self._loop.create_future()
@@ -285,7 +285,7 @@ class VirtualSession:
         asked, self._asked = self._asked, {}
         for future in asked.values():
             if not future.done():
-                future.set_exception(ZooKeeperAway("the connection ended"))
+                future.set_exception(ZooKeeperUnavailable("the connection ended"))
         if self._session is not None:
             self._session.watches.clear()
         self._be(SessionState.SUSPENDED)

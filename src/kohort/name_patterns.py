@@ -47,7 +47,7 @@ _slow: OrderedDict[str, None] = OrderedDict()
 _slow_lock = threading.Lock()
 
 
-def matcher(pattern: str) -> Callable[[str], bool]:
+def full_match_function(pattern: str) -> Callable[[str], bool]:
     """Return a function that checks whether a whole name matches.
 
     Raises:
@@ -76,9 +76,9 @@ def matching_names(pattern: str, names: Iterable[str]) -> list[str]:
     """Return the names that a pattern matches. Runs in a thread, because many names take long.
 
     Raises:
-        InvalidInputError: the pattern is invalid, or too slow: see `matcher`.
+        InvalidInputError: the pattern is invalid, or too slow: see `full_match_function`.
     """
-    matches = matcher(pattern)
+    matches = full_match_function(pattern)
     until = time.thread_time() + MATCH_CPU_S
     found = []
     for name in names:

@@ -114,7 +114,7 @@ def short_write(journal: FailingJournal, records: Sequence[Record], now_ms: int)
 
 def fenced(journal: FailingJournal, records: Sequence[Record], now_ms: int) -> None:
     """Another coordinator has begun a later term."""
-    LogJournal(journal.log).begin(TERM + 1)
+    LogJournal(journal.log).begin_term(TERM + 1)
     journal.real.append(TERM, records, now_ms)
     raise AssertionError("a deposed coordinator has written")
 
@@ -167,9 +167,9 @@ class FailingJournal:
         self.unreadable: list[BaseException] = []
         self.too_large_for = ""
 
-    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+    def begin_term(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         self.loads += 1
-        committed = self.real.begin(term)
+        committed = self.real.begin_term(term)
         if self.unreadable:
             raise self.unreadable.pop(0)
         return committed
@@ -201,9 +201,9 @@ class LateJournal(FailingJournal):
         self.reads_wait = False
         self._tokens = itertools.count(1)
 
-    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+    def begin_term(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         self.owner, self.on_way = owner, None
-        committed = super().begin(term, owner)
+        committed = super().begin_term(term, owner)
         if self.reads_wait:
             yield None
         yield from committed
@@ -222,7 +222,7 @@ class LateJournal(FailingJournal):
         assert self.on_way is not None
         (token, records, now_ms), self.on_way = self.on_way, None
         self.real.append(TERM, records, now_ms)
-        self.owner.durable(token, 0)
+        self.owner.on_append_durable(token, 0)
 
     def lose(self, reason: Exception, *, written: bool = False) -> None:
         """Lose the acknowledgement: whether the append reached the journal stays unknown."""
@@ -231,7 +231,7 @@ class LateJournal(FailingJournal):
         (_, records, now_ms), self.on_way = self.on_way, None
         if written:
             self.real.append(TERM, records, now_ms)
-        self.owner.lost(reason)
+        self.owner.on_journal_lost(reason)
 
 
 class Driven:
@@ -270,7 +270,7 @@ class Driven:
             raise self.not_noted.pop(0)
         self.unseen = []
 
-    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> dict[str, GroupSettings]:
         self.settings_asked += 1
         return {}
 
@@ -280,7 +280,7 @@ class Driven:
     def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         raise AssertionError("no work in these tests")
 
-    def push(self, push: Push) -> None:
+    def send_to_push_consumer(self, push: Push) -> None:
         raise AssertionError("nothing is pushed in these tests")
 
     def record_metric(self, note: Any) -> None:

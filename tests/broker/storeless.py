@@ -44,10 +44,10 @@ class FixedTopics:
         self.by_name: Mapping[str, Topic] = {topic.name: topic for topic in topics}
         self.by_id: Mapping[UUID, Topic] = {topic.id: topic for topic in topics}
 
-    def image(self) -> TopicImage:
+    def topic_image(self) -> TopicImage:
         return TopicImage(1, dict(self.by_name))
 
-    def refusal(self, name: str) -> KafkaError | None:
+    def invalid_name_error(self, name: str) -> KafkaError | None:
         return None if name else InvalidInputError("no name", ErrorCode.INVALID_TOPIC_EXCEPTION)
 
 
@@ -133,7 +133,7 @@ class Coordinators:
 
     def _take(self, index: int, owner: int) -> None:
         self._terms += 1
-        self.hosts[owner].groups.begin(index, self._terms)
+        self.hosts[owner].groups.take_over_shard(index, self._terms)
         self.map.owners[index] = owner
 
     def move(self, group: str, owner: int) -> None:

@@ -95,7 +95,7 @@ def test_a_missing_right_is_refused_and_all_rights_are_enough(case: Case, guarde
             if case.shows and kind.name != "GROUP":
                 assert not refusals(answer), "a list is filtered"
             elif not case.shows:
-                assert (case.code or kind.refusal) in refusals(answer)
+                assert (case.code or kind.refusal_error_code) in refusals(answer)
             if case.shows:
                 assert names.name(case.shows) not in repr(answer)
         grant(admin, names, case.rights)

@@ -15,7 +15,7 @@ import pytest
 
 from kohort.broker.acls import AclIndex, AclRule, AclRuleFilter, normalized_address
 from kohort.broker.api.acls import check_new_acl_rule
-from kohort.broker.authorization import PastCaller, Resource, StandardAuthorizer
+from kohort.broker.authorization import CallerCopy, Resource, StandardAuthorizer
 from kohort.broker.config.acl_store import FILE, RULES_MAX, AclStore
 from kohort.broker.security.principals import ANYONE, Principal
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, KafkaError
@@ -42,7 +42,7 @@ def rule(
 
 
 def may(index: AclIndex, operation: AclOperation, name: str = "foo", principal: str = ALICE, host: str = HERE) -> bool:
-    return index.decide(principal, host, operation, (Resource.TOPIC, name), False)
+    return index.is_allowed(principal, host, operation, (Resource.TOPIC, name), False)
 
 
 READ, WRITE, DESCRIBE = AclOperation.READ, AclOperation.WRITE, AclOperation.DESCRIBE
@@ -151,10 +151,10 @@ def test_a_range_of_addresses_applies_to_those_in_it(host: str, inside: list[str
     assert [address for address in (*inside, *outside) if may(index, READ, host=address)] == inside
     denying = AclIndex([rule(READ), rule(READ, host=host, deny=True)])
     assert [address for address in (*inside, *outside) if may(denying, READ, host=address)] == outside
-    assert index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
-    assert not index.decide_on_any(ALICE, outside[0], READ, Resource.TOPIC)
+    assert index.is_allowed_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.is_allowed_on_any(ALICE, outside[0], READ, Resource.TOPIC)
     index.remove_rules([rule(READ, host=host)])
-    assert not index.decide_on_any(ALICE, inside[0], READ, Resource.TOPIC)
+    assert not index.is_allowed_on_any(ALICE, inside[0], READ, Resource.TOPIC)
 
 
 BAD_RANGES = [
@@ -184,10 +184,10 @@ def test_a_host_that_is_no_range_is_rejected_and_applies_to_no_one(host: str) ->
 def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> None:
     index = AclIndex([rule(READ, "User:bob"), rule(READ, "User:bob", name="pre", prefix=True)])
     for name, decision in {"foo": False, "prefix": False, "other": default}.items():
-        assert index.decide(ALICE, HERE, READ, (Resource.TOPIC, name), default) is decision
-    assert index.decide(ALICE, HERE, READ, (Resource.GROUP, "foo"), default) is default
+        assert index.is_allowed(ALICE, HERE, READ, (Resource.TOPIC, name), default) is decision
+    assert index.is_allowed(ALICE, HERE, READ, (Resource.GROUP, "foo"), default) is default
     index.add_rules([rule(READ, "User:bob", name="*")])
-    assert not index.decide(ALICE, HERE, READ, (Resource.TOPIC, "other"), default)
+    assert not index.is_allowed(ALICE, HERE, READ, (Resource.TOPIC, "other"), default)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_default_counts_only_for_resources_that_no_rule_names(default: bool) -> 
 def test_right_to_any_resource_of_a_kind(rules: list[AclRule], some: bool) -> None:
     authorizer = StandardAuthorizer(AclIndex(rules))
     assert (
-        authorizer.allows_on_any(PastCaller(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
+        authorizer.allows_on_any(CallerCopy(Principal("User", "alice"), HERE, None, "X"), WRITE, Resource.TOPIC) is some
     )
 
 
@@ -218,7 +218,7 @@ def test_super_user_may_do_everything_even_what_is_denied() -> None:
     index = AclIndex([rule(AclOperation.ALL, "User:*", name="*", deny=True)])
     authorizer = StandardAuthorizer(index, ["User:admin"])
     for name, decision in {"admin": True, "alice": False}.items():
-        caller = PastCaller(Principal("User", name), HERE, None, "X")
+        caller = CallerCopy(Principal("User", name), HERE, None, "X")
         assert authorizer.allows(caller, READ, Resource.TOPIC, "foo") is decision
         assert authorizer.allows_on_any(caller, READ, Resource.TOPIC) is decision
 
@@ -226,7 +226,7 @@ def test_super_user_may_do_everything_even_what_is_denied() -> None:
 def test_changed_rule_counts_at_the_next_decision_and_refusals_are_reported() -> None:
     index, reported = AclIndex(), []
     authorizer = StandardAuthorizer(index, on_refused=lambda *refusal: reported.append(refusal))
-    caller = PastCaller(Principal("User", "alice"), HERE, "c", "Fetch")
+    caller = CallerCopy(Principal("User", "alice"), HERE, "c", "Fetch")
     versions = []
     for change, decision in ((index.add_rules, True), (index.remove_rules, False), (index.add_rules, True)):
         change([rule(READ)])
@@ -241,7 +241,7 @@ def test_changed_rule_counts_at_the_next_decision_and_refusals_are_reported() ->
 
 def test_decisions_for_invented_names_take_bounded_memory() -> None:
     authorizer = StandardAuthorizer(AclIndex())
-    caller = PastCaller(ANYONE, HERE, None, "Metadata")
+    caller = CallerCopy(ANYONE, HERE, None, "Metadata")
     for number in range(25_000):
         assert not authorizer.allows(caller, READ, Resource.TOPIC, f"t{number}")
     assert not authorizer.allows(caller, READ, Resource.TOPIC, "t" * 30_000)

@@ -14,7 +14,7 @@ import pytest
 from kohort import Admin, Broker
 from kohort.broker import audit
 from kohort.broker.audit import CHANGES, FILE, AuditedChange, AuditLog
-from kohort.broker.authorization import PastCaller, Resource
+from kohort.broker.authorization import CallerCopy, Resource
 from kohort.broker.config.settings import broker_configs
 from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import (
@@ -34,7 +34,7 @@ from tests.broker.acl_cases import CLIENT_HOST, SETTINGS, Names, grant, prepare,
 from tests.broker.raw import RawClient, fetch
 from tests.support.waiting import until
 
-ALICE = PastCaller(Principal("User", "alice"), "10.0.0.1", "app", "Fetch")
+ALICE = CallerCopy(Principal("User", "alice"), "10.0.0.1", "app", "Fetch")
 READ = AclOperation.READ
 
 

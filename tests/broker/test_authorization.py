@@ -65,8 +65,8 @@ def test_what_is_written_needs_more_than_to_describe() -> None:
 
 
 def test_each_resource_has_its_error() -> None:
-    assert {resource.refusal for resource in Resource} <= {*ErrorCode}
-    assert Resource.GROUP.refusal is ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert {resource.refusal_error_code for resource in Resource} <= {*ErrorCode}
+    assert Resource.GROUP.refusal_error_code is ErrorCode.GROUP_AUTHORIZATION_FAILED
 
 
 READ_GROUP = RequiredPermission(AclOperation.READ, Resource.GROUP)
@@ -178,7 +178,7 @@ def test_push_consumer_without_the_right_gets_an_error(
             consumer.subscribe(["t"])
             with pytest.raises(NotAuthorizedError, match="'g'") as reported:
                 consumer.poll(30_000)
-        assert reported.value.code is resource.refusal
+        assert reported.value.code is resource.refusal_error_code
 
     guarded(tmp_path, keeper, client)
 

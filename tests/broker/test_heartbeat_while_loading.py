@@ -38,7 +38,7 @@ def test_an_answer_that_knows_nothing_prolongs_no_lease(
     driven, answers = Driven(tmp_path), list[int]()
     tokens = itertools.count(1_000)
     groups = GroupShards(lambda: next(tokens), lambda _index, _term: driven.shard)
-    groups.begin(0, TERM)
+    groups.take_over_shard(0, TERM)
     driven.turns.settle()
     client = ClientSession(1, "127.0.0.1")
     client.set_software(software, "1", "")

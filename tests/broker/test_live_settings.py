@@ -121,7 +121,7 @@ def test_a_value_that_is_no_longer_possible_is_left_out(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(json.dumps({"1": {"log.retention.ms": "77", "message.max.bytes": "-4", "old": "1"}}))
     live = LiveSettings(tmp_path, broker_configs({"retention.ms": "55"}))
     assert (live.log.retention_ms, live.log.max_message_bytes) == (77, 1_048_588)
-    assert dict(live.altered("1")) == {"log.retention.ms": "77"}
+    assert dict(live.altered_settings("1")) == {"log.retention.ms": "77"}
 
 
 def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_nothing_changes_when_it_can_not_be_kept(tmp_path: Path, monkeypatch: py
         patch.setattr("kohort.broker.config.live_settings.write_json", full)
         with pytest.raises(OSError, match="No space"):
             live.set("1", SMALL)
-    assert live.log.max_message_bytes == 1_048_588 and not reported and not live.altered("1")
+    assert live.log.max_message_bytes == 1_048_588 and not reported and not live.altered_settings("1")
     with pytest.raises(InvalidInputError, match="this is broker 1"):
         live.set("2", SMALL)
     live.set("1", SMALL)

@@ -198,8 +198,8 @@ def test_an_address_in_use_is_said() -> None:
 def test_number_of_groups_with_metrics_of_their_own_is_bounded() -> None:
     metrics = Metrics()
     for number in range(GROUPS_MAX + 5):
-        metrics.record_note(Rebalanced(f"g{number}", "classic", 10, 5.0, 7, 2))
-    metrics.record_note(Rebalanced("g5", "classic", 30, 15.0, 20, 3))
+        metrics.record_measurement(Rebalanced(f"g{number}", "classic", 10, 5.0, 7, 2))
+    metrics.record_measurement(Rebalanced("g5", "classic", 30, 15.0, 20, 3))
     found = metrics.snapshot((), 0)
     assert len(found["rebalances"]) == GROUPS_MAX
     assert "g4" not in found["rebalances"]

@@ -41,7 +41,7 @@ def test_long_group_names_are_hashed_and_not_cached() -> None:
 
 def test_rates_of_long_client_ids_take_bounded_space(tmp_path: Path) -> None:
     quotas = StoredQuotas(tmp_path)
-    quotas.change(quota_entity_key((CLIENT, None)), {"producer_byte_rate": 1.0})
+    quotas.set_quotas(quota_entity_key((CLIENT, None)), {"producer_byte_rate": 1.0})
     throttling = Throttling(quotas, 11, 1000)
     for number in range(8):
         throttling.record("producer_byte_rate", "alice", f"{number:05d}" + "x" * LONG, 10.0)

@@ -37,7 +37,7 @@ def keep(folder: Path, *transactions: Transaction) -> None:
         store.create_topic(TRANSACTIONS_TOPIC, 1, {"cleanup.policy": "compact"})
         log = TransactionLog(store)
         for transaction in transactions:
-            log.write(transaction, transaction.update_ms)
+            log.write_transaction(transaction, transaction.update_ms)
 
 
 def kept(epoch: int, status: Status, **more: Any) -> Transaction:
@@ -328,5 +328,5 @@ def test_partitions_that_are_added_are_not_compared_with_each_of_the_transaction
         for _ in range(2):
             assert ending.transactions.add_partitions("x", (0, 0), partitions) is ErrorCode.NONE
         for partition in partitions:
-            assert ending.transactions.check_member("x", (0, 0), partition) is ErrorCode.NONE
+            assert ending.transactions.check_partition_in_transaction("x", (0, 0), partition) is ErrorCode.NONE
     assert Compared.times < 10 * len(partitions)

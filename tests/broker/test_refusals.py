@@ -17,7 +17,7 @@ from kohort.wire.schema import Field, Struct
 
 def filled(kind: type[Struct], version: int) -> Any:
     """Return a message with one item in each of its lists."""
-    return kind(**{field.name: value(field, version) for field in kind.FIELDS if field.present(version)})
+    return kind(**{field.name: value(field, version) for field in kind.FIELDS if field.is_in_version(version)})
 
 
 def value(field: Field, version: int) -> Any:

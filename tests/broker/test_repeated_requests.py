@@ -39,7 +39,7 @@ class Client:
         message = HeartbeatRequest(group_id=group, generation_id=1, member_id="m")
         frame = framing.encode_request(message, version, 1, "c")[4:]
         repetition = self.repeated.get(HEARTBEAT_KEY)
-        if repetition is not None and repetition.template is not None and repetition.template.numbers(frame):
+        if repetition is not None and repetition.template is not None and repetition.template.varying_numbers(frame):
             repetition.uses += 1
             return True
         header, body = framing.decode_request_header(frame)
@@ -96,7 +96,7 @@ def keep_template(requests: RepeatedRequests, request: OffsetCommitRequest, vers
     repetition = client.repeated[OffsetCommitRequest.API_KEY]
     template = repetition.template
     assert template is not None
-    message = template.make(template.numbers(frame) or ())
+    message = template.make(template.varying_numbers(frame) or ())
     assert isinstance(message, OffsetCommitRequest)
     known = [(topic, KnownTopic(topic.name, topic.topic_id, 1 << 30)) for topic in message.topics]
     plan = CommitPlan(known, version >= 10)

@@ -97,7 +97,7 @@ def test_frames_out_are_answered_in_order_and_of_any_size() -> None:
         client.writer.write(framed(REGISTER))
         await turning.until(lambda: bool(turning.turned))
         ((number, turned),) = turning.turned.items()
-        assert turning.server.find(number) is turning.owed[0][0]
+        assert turning.server.find_connection(number) is turning.owed[0][0]
         turning.answer(0, b"registered")
         got: list[tuple[str, bytes]] = []
 
@@ -144,7 +144,7 @@ def test_frames_behind_the_one_that_turns_it_are_answers_too() -> None:
         assert len(turning.owed) == 1
         (number,) = turning.turned
         assert turning.closed == [number]
-        assert turning.server.find(number) is None
+        assert turning.server.find_connection(number) is None
 
     play(script)
 

@@ -27,7 +27,7 @@ from kohort.wire.transactions import TxnOffsetCommitRequest
 async def loaded(shard: Shard) -> None:
     """Wait until it serves."""
     async with asyncio.timeout(10):
-        while not shard.loaded:  # noqa: ASYNC110  # a shard has no event for tests
+        while not shard.is_loaded:  # noqa: ASYNC110  # a shard has no event for tests
             await asyncio.sleep(0.01)
 
 
@@ -117,7 +117,7 @@ async def refused_offsets(folder: Path, version: int = 3, *, loading: bool = Fal
     client = ClientSession(1, "127.0.0.1")
     request: Any = SimpleNamespace(message=message, version=version, reply=answers.append, client=client)
     if loading:
-        transactions = SimpleNamespace(check_member=lambda *_: ErrorCode.NONE)
+        transactions = SimpleNamespace(check_partition_in_transaction=lambda *_: ErrorCode.NONE)
         host: Any = SimpleNamespace(authorizer=None, transactions=transactions, next_request_id=lambda: 1)
         host.topics, host.groups = broker.node.topics, broker.node.groups
         for shard in broker.node.groups:

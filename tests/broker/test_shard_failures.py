@@ -75,7 +75,7 @@ def test_a_commit_that_can_t_be_written_is_refused_and_forgotten(driven: Driven,
     assert [driven.answer(commit), driven.answer(fetch)] == [UNAVAILABLE, UNAVAILABLE]
     refused = driven.fetch("a")
     assert driven.answer(refused) is LOADING
-    assert not driven.shard.loaded
+    assert not driven.shard.is_loaded
     driven.turns.pass_time(LONG_S)
     assert driven.journal.loads == 1
     assert driven.written() == {"old": 7}
@@ -220,7 +220,7 @@ def test_a_load_whose_own_append_fails_is_tried_again(driven: Driven, failure: F
     driven.journal.fails = [failure]
     asked = driven.settings_asked
     driven.load()
-    assert not driven.shard.loaded
+    assert not driven.shard.is_loaded
     assert driven.answer(driven.fetch("old")) is LOADING
     assert driven.written() == {"old": 7}
     driven.turns.pass_time(LONG_S)
@@ -374,9 +374,9 @@ def test_a_topic_deleted_meanwhile_takes_its_offsets_with_it(driven: Driven, pla
         if place == "loading":
             driven.shard.start_loading()
     driven.shard.queue_event(TopicsDeleted((TOPIC,)))
-    while driven.shard.settle():
+    while driven.shard.process_queued_events():
         pass
-    if not driven.shard.loaded:
+    if not driven.shard.is_loaded:
         driven.unseen = [TOPIC]
     driven.turns.pass_time(LONG_S)
     assert driven.written() == {}
@@ -391,7 +391,7 @@ def test_offsets_of_a_deleted_topic_are_gone_before_one_of_its_name_can_be_made(
     """Whoever is killed between the two finds nothing of the earlier topic."""
     commits = [driven.commit(f"g{number}", number) for number in range(3 * STEP_SLICE_EVENTS)]
     driven.shard.queue_event(TopicsDeleted((TOPIC,)))
-    while driven.shard.settle():
+    while driven.shard.process_queued_events():
         pass
     assert driven.written() == {}, "without a turn of the loop"
     driven.turns.settle()
@@ -403,10 +403,10 @@ def test_nothing_is_served_before_it_is_noted_that_earlier_topics_are_forgotten(
     """Else the next load would take what is committed now for positions in the earlier topic."""
     driven.unseen, driven.not_noted = [TOPIC], [OSError(28, "No space left on device")]
     driven.load()
-    assert not driven.shard.loaded
+    assert not driven.shard.is_loaded
     assert driven.written() == {}
     driven.turns.pass_time(LONG_S)
-    assert driven.shard.loaded and not driven.unseen
+    assert driven.shard.is_loaded and not driven.unseen
     driven.commit("old", 8)
     driven.turns.settle()
     driven.load()
@@ -421,7 +421,7 @@ def test_loads_of_a_disk_that_stays_full_become_rare(driven: Driven) -> None:
     assert 10 * LONG_S / 6 < driven.journal.loads < 10 * LONG_S / 4
     driven.journal.fails = []
     driven.turns.pass_time(LONG_S)
-    assert driven.shard.loaded
+    assert driven.shard.is_loaded
 
 
 def test_being_fenced_is_said(driven: Driven, caplog: pytest.LogCaptureFixture) -> None:

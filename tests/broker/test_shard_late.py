@@ -12,7 +12,7 @@ import pytest
 
 from kohort.coordinator import shard
 from kohort.errors import ErrorCode, FencedError, KafkaError
-from kohort.groups.effects import Counted
+from kohort.groups.effects import CounterIncreased
 from kohort.groups.events import Heartbeat, ListGroups, TopicsDeleted
 from kohort.groups.records import OffsetCommitted
 from tests.broker.driven import LONG_S, TOPIC, Driven, LateJournal
@@ -87,7 +87,7 @@ def test_what_saw_an_append_on_its_way_waits_for_it(late: Late) -> None:
     late.journal.answer()
     assert late.answered == [commit, fetch, other]
     assert [late.answer(number) for number in late.answered] == [DONE, 1, 7]
-    assert [type(note) for note in late.notes] == [Counted]
+    assert [type(note) for note in late.notes] == [CounterIncreased]
 
 
 def test_a_read_with_nothing_on_its_way_is_answered_at_once(late: Late) -> None:
@@ -151,7 +151,7 @@ def test_a_deposed_coordinator_sends_everyone_away_for_good(late: Late, caplog: 
 def test_a_term_may_end_while_nothing_is_on_its_way(late: Late, reason: Exception) -> None:
     """An idle owner hears of it too: it need not be asked for anything first."""
     assert late.journal.owner is not None
-    late.journal.owner.lost(reason)
+    late.journal.owner.on_journal_lost(reason)
     assert late.answer(late.fetch("old")) is (LOADING if reason is LOST else ErrorCode.NOT_COORDINATOR)
     late.turns.pass_time(LONG_S)
     assert late.journal.loads == (1 if reason is LOST else 0)
@@ -169,11 +169,11 @@ def test_an_answer_to_a_load_that_is_over_says_nothing(late: Late) -> None:
     again = late.commit("a", 2)
     late.turns.settle()
     for stale in (token, token + 1):
-        owner.durable(stale, 0)
+        owner.on_append_durable(stale, 0)
     assert late.journal.owner is not None
-    late.journal.owner.durable(token, 0)
-    owner.lost(LOST)
-    owner.continue_reading()
+    late.journal.owner.on_append_durable(token, 0)
+    owner.on_journal_lost(LOST)
+    owner.on_records_available()
     assert late.answers[again] == []
     late.settle()
     assert late.answer(again) is DONE
@@ -303,18 +303,18 @@ def test_a_deletion_is_settled_when_it_is_durable_or_the_shard_serves_no_longer(
     if place == "queued":
         monkeypatch.setattr(shard, "WAITING_STEPS", 1)
     late.shard.queue_event(TopicsDeleted((TOPIC,)))
-    assert late.shard.settle()
+    assert late.shard.process_queued_events()
     if place != "on its way" and durable:
         late.journal.answer()
-        assert late.shard.settle()
+        assert late.shard.process_queued_events()
     if durable:
         late.journal.answer()
-        assert late.shard.loaded
+        assert late.shard.is_loaded
     else:
         late.journal.lose(LOST)
-        assert not late.shard.loaded
+        assert not late.shard.is_loaded
         late.unseen = [TOPIC]
-    assert not late.shard.settle()
+    assert not late.shard.process_queued_events()
     late.turns.pass_time(LONG_S)
     late.settle()
     assert late.written() == {}
@@ -332,13 +332,13 @@ def test_nobody_is_served_before_what_loading_writes_is_durable(late: Late) -> N
     assert late.written() == {"old": 7}
     late.turns.pass_time(LONG_S)
     late.shard.queue_event(TopicsDeleted((TOPIC,)))
-    assert late.shard.settle()
+    assert late.shard.process_queued_events()
     assert late.answer(late.fetch("old")) is LOADING
     late.not_noted = [OSError(errno.ENOSPC, "No space left on device")]
     late.journal.answer()
-    assert not late.shard.loaded
+    assert not late.shard.is_loaded
     late.turns.pass_time(LONG_S)
-    assert late.shard.loaded
+    assert late.shard.is_loaded
     assert late.unseen == []
     assert late.journal.loads == 3
     fetch = late.fetch("old")
@@ -353,7 +353,7 @@ def test_a_load_waits_for_what_is_still_to_be_read(late: Late) -> None:
     late.turns.pass_time(LONG_S)
     assert late.answer(late.fetch("old")) is LOADING
     assert late.journal.owner is not None
-    late.journal.owner.continue_reading()
+    late.journal.owner.on_records_available()
     late.turns.settle()
     assert late.journal.loads == 1
     assert serves_what_is_written(late)

@@ -25,7 +25,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     SyncGroup,
-    Tick,
+    TimersDue,
 )
 from kohort.groups.records import OfferedProtocol
 from kohort.ids import TopicPartition
@@ -254,7 +254,7 @@ def test_what_answers_nobody_needs_no_proof(proving: Proving) -> None:
     proving.beat()
     proving.turns.settle()
     proving.turns.pass_time(2.0)
-    proving.shard.queue_event(Tick())
+    proving.shard.queue_event(TimersDue())
     proving.turns.settle()
     assert proving.sent == []
     assert proving.shard.is_idle

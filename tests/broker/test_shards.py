@@ -28,7 +28,7 @@ class Shards:
         self.client = ClientSession(7, "127.0.0.1")
 
     def begin(self, term: int) -> None:
-        self.groups.begin(0, term)
+        self.groups.take_over_shard(0, term)
         self.driven.turns.settle()
 
     def commit(self, offset: int) -> list[Any]:
@@ -102,7 +102,7 @@ def test_beginning_again_ends_what_was_here(tmp_path: Path) -> None:
     shards.begin(TERM)
     before = next(iter(shards.groups))
     answers = shards.commit(1)
-    shards.groups.begin(0, TERM + 1)
+    shards.groups.take_over_shard(0, TERM + 1)
     assert answers == [ErrorCode.NOT_COORDINATOR]
     shards.driven.turns.settle()
     assert shards.driven.journal.appends == []
@@ -121,7 +121,7 @@ def test_news_for_a_shard_that_is_gone_goes_nowhere(tmp_path: Path) -> None:
     assert shards.client.shards == {0}
     shards.client.held[3] = 0
     shards.groups.release_shard(0)
-    shards.groups.release(shards.client)
+    shards.groups.answer_delayed_heartbeats(shards.client)
     assert shards.client.held == {}
     shards.groups.connection_lost(shards.client, noticed=True, ended=False)
     shards.driven.turns.settle()

@@ -74,12 +74,12 @@ def test_the_most_specific_quota_counts_alone(tmp_path: Path) -> None:
     throttling = Throttling(quotas, 11, 1000)
     assert not throttling.active
     for number, (entity, shared) in enumerate(ENTITIES, 1):
-        quotas.change(quota_entity_of(entity), {PRODUCER: float(number)})
+        quotas.set_quotas(quota_entity_of(entity), {PRODUCER: float(number)})
         assert throttling.active
         assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, *shared), float(number)), entity
         assert throttling._limit(CONSUMER, "alice", "app") is None
     assert throttling._limit(PRODUCER, "bob", "other") == ((PRODUCER, "bob", "other"), 4.0)
-    quotas.change(quota_entity_of(ENTITIES[-1][0]), {PRODUCER: None})
+    quotas.set_quotas(quota_entity_of(ENTITIES[-1][0]), {PRODUCER: None})
     assert throttling._limit(PRODUCER, "alice", "app") == ((PRODUCER, "alice", "app"), 7.0)
     again = Throttling(StoredQuotas(tmp_path), 11, 1000)
     assert again.active, "quotas count after a restart"
@@ -124,15 +124,15 @@ def test_a_stored_quota_without_a_value_is_ignored(tmp_path: Path, caplog: pytes
         '{"[[\\"user\\",\\"u\\"]]": {"producer_byte_rate": 5.0, "request_percentage": null},'
         ' "[[\\"user\\",\\"v\\"]]": {"request_percentage": null}}'
     )
-    assert StoredQuotas(tmp_path).all() == {((USER, "u"),): {PRODUCER: 5.0}}
+    assert StoredQuotas(tmp_path).all_quotas() == {((USER, "u"),): {PRODUCER: 5.0}}
     assert caplog.text.count("has no value and is ignored") == 2
 
 
 def test_connections_of_an_address_have_a_rate(tmp_path: Path) -> None:
     quotas, now = StoredQuotas(tmp_path), 0.0
     throttling = Throttling(quotas, 11, 1000, lambda: now)
-    quotas.change(quota_entity_of([(IP, None)]), {CONNECTIONS: 1.0})
-    quotas.change(quota_entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})
+    quotas.set_quotas(quota_entity_of([(IP, None)]), {CONNECTIONS: 1.0})
+    quotas.set_quotas(quota_entity_of([(IP, "192.0.2.1")]), {CONNECTIONS: 2.0})
     assert [throttling.connection_throttle_ms("192.0.2.1") > 0 for _ in range(22)] == [False] * 20 + [True] * 2
     assert [throttling.connection_throttle_ms("192.0.2.2") > 0 for _ in range(12)] == [False] * 10 + [True] * 2
     assert throttling.connection_throttle_ms("192.0.2.2") == pytest.approx(1000)

@@ -24,11 +24,13 @@ def test_a_state_that_an_earlier_end_left_unflushed_is_flushed_before_it_counts(
         with monkeypatch.context() as broken:
             broken.setattr("os.fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
             with pytest.raises(OSError, match="Input"):
-                TransactionLog(store).write(state, NOW)
+                TransactionLog(store).write_transaction(state, NOW)
             with pytest.raises(OSError, match="Input"):
-                list(TransactionLog(store).read())
+                list(TransactionLog(store).read_transactions())
         assert partition.flushed_offset == 0
-        assert [(name, found and found.status) for name, found in TransactionLog(store).read()] == [("x", state.status)]
+        assert [(name, found and found.status) for name, found in TransactionLog(store).read_transactions()] == [
+            ("x", state.status)
+        ]
         assert partition.flushed_offset == partition.end_offset == 1
 
 
@@ -39,10 +41,10 @@ def test_last_state_of_each_id_is_read_once(tmp_path: Path) -> None:
         log = TransactionLog(store)
         for status in states:
             for name in ("a", "b", "gone"):
-                log.write(Transaction(name, 7, 0, 60_000, status), NOW)
-        log.write(Transaction("b", 7, 1, 60_000, Status.ONGOING), NOW)
+                log.write_transaction(Transaction(name, 7, 0, 60_000, status), NOW)
+        log.write_transaction(Transaction("b", 7, 1, 60_000, Status.ONGOING), NOW)
         log.write_tombstone("gone", NOW)
-        found = list(TransactionLog(store).read())
+        found = list(TransactionLog(store).read_transactions())
     assert len(found) == 3
     read = {name: state and (state.epoch, state.status) for name, state in found}
     assert read == {"a": (0, Status.COMPLETE_COMMIT), "b": (1, Status.ONGOING), "gone": None}

@@ -181,8 +181,8 @@ def test_lines_are_written_before_all_are_made(registry: EmbeddedSchemaRegistry,
     written: list[int] = []
 
     class Decoded(ValueDecoder):
-        def of_batch(self, batch: Any) -> Iterator[bytes | None]:
-            for shown in super().of_batch(batch):
+        def decode_batch(self, batch: Any) -> Iterator[bytes | None]:
+            for shown in super().decode_batch(batch):
                 written.append(file.stat().st_size)
                 yield shown
 

@@ -16,7 +16,7 @@ from tests.support.waiting import until
 from tools import command_docs
 
 from kohort import Admin, Broker, Consumer, TopicPartition
-from kohort.cli.output import NAMES, fitting_columns, show
+from kohort.cli.output import NAMES, fitting_columns, print_rows
 from kohort.client.offsets import OffsetAndMetadata
 
 CONSUMED = {"key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers"}
@@ -175,7 +175,9 @@ def test_a_question_that_nobody_answers_is_a_no(our_broker: Broker, odd_group: s
 
 
 def test_bytes_in_a_cell_are_readable(capsys: pytest.CaptureFixture[str]) -> None:
-    show([{"key": b"\xff\x00a", "configs": {"a": None, "b": 1}, "lag": 0}], ("key", "configs", "lag"), as_json=False)
+    print_rows(
+        [{"key": b"\xff\x00a", "configs": {"a": None, "b": 1}, "lag": 0}], ("key", "configs", "lag"), as_json=False
+    )
     assert capsys.readouterr().out.splitlines()[1].split() == ["\\xff\\x00a", "a=default,b=1", "0"]
 
 

@@ -186,7 +186,7 @@ def test_a_fault_of_the_clients_thread_is_raised_by_every_call(kohort_broker: Br
         waiting.start()
         runtime = consumer._client.cluster.runtime
         with consumer._client.lock:
-            runtime.at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+            runtime.promise_at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
             consumer._client.wake()
         waiting.join(20)
         assert [type(error) for error in failures] == [ClientClosedError]
@@ -208,7 +208,7 @@ def test_a_fault_of_the_asyncio_client_is_raised_by_every_call(kohort_broker: Br
             kohort_broker.faults.add(Fault("ListOffsets", "hold", client_id="victim"))
             waiting = asyncio.ensure_future(consumer.end_offsets([TopicPartition(topic, 0)]))
             await asyncio.sleep(0)
-            consumer._client.cluster.runtime.at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
+            consumer._client.cluster.runtime.promise_at(0).on_done(lambda _: 1 / 0)  # type: ignore[arg-type,return-value]
             consumer._client.wake()
             with pytest.raises(ClientClosedError, match="has ended the client .ZeroDivisionError"):
                 await asyncio.wait_for(waiting, 20)

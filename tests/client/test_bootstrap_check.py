@@ -117,7 +117,7 @@ class Loading(VirtualCluster):
     def _receive(self, link: int, frame: bytes) -> None:
         if push_frame_type(memoryview(frame)[4:]) == PushType.CLUSTER_METADATA:
             answer = ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE).encode_frame()
-            self.cluster.connections.received(link, memoryview(answer))
+            self.cluster.connections.on_frame_received(link, memoryview(answer))
         else:
             super()._receive(link, frame)
 

@@ -18,11 +18,11 @@ def received(reader: FrameReader, stream: bytes, sizes: list[int]) -> list[bytes
     frames: list[bytes] = []
     at = turn = 0
     while at < len(stream):
-        target = reader.target()
+        target = reader.receive_buffer()
         count = min(len(target), sizes[turn % len(sizes)], len(stream) - at)
         target[:count] = stream[at : at + count]
         del target
-        frames += [bytes(frame) for frame in reader.filled(count)]
+        frames += [bytes(frame) for frame in reader.complete_frames(count)]
         at, turn = at + count, turn + 1
     return frames
 
@@ -83,11 +83,11 @@ def _frames(reader: FrameReader, stream: bytes) -> list[memoryview]:
     frames: list[memoryview] = []
     at = 0
     while at < len(stream):
-        target = reader.target()
+        target = reader.receive_buffer()
         count = min(len(target), 1 << 18, len(stream) - at)
         target[:count] = stream[at : at + count]
         del target
-        frames += reader.filled(count)
+        frames += reader.complete_frames(count)
         at += count
     return frames
 

@@ -203,7 +203,7 @@ def test_an_answer_out_of_order_ends_the_connection() -> None:
 
 def test_metadata_is_refreshed_by_age() -> None:
     world = VirtualCluster(settings={"metadata_max_age_ms": 10_000}, topics={"a": 1})
-    world.cluster.want_topics("test", {"a"})
+    world.cluster.set_wanted_topics("test", {"a"})
     world.run(45_000)
     assert 4 <= len(world.sent("Metadata")) <= 6
 
@@ -529,7 +529,7 @@ def test_client_asks_again_while_the_cluster_has_no_controller() -> None:
         return response
 
     world.handlers["Metadata"] = elect
-    ask = world.cluster.retrying(lambda: world.cluster.send(DescribeClusterRequest(), CONTROLLER), "ask")
+    ask = world.cluster.retry_call(lambda: world.cluster.send(DescribeClusterRequest(), CONTROLLER), "ask")
     assert world.call(ask).cluster_id == "c"
 
 

@@ -174,7 +174,7 @@ def test_a_coordinator_that_takes_a_connection_and_stands_still_is_left_when_ano
     async def beat() -> HeartbeatResponse:
         return await world.cluster.send(HeartbeatRequest(group_id="g"), Coordinator("g"))
 
-    task = world.runtime.spawn(world.cluster.retrying(beat, "heartbeat"))
+    task = world.runtime.spawn(world.cluster.retry_call(beat, "heartbeat"))
     world.run(1_000)
     assert not world.sent("Heartbeat")
     world.owner = FIRST

@@ -134,7 +134,7 @@ def test_records_go_through_them_but_not_where_there_is_nothing() -> None:
     made = block.records(0, 3)
     made[1].value = b"17"
     block.records = lambda start, stop: made[start:stop]  # type: ignore[method-assign]
-    records = Records([Slice(partition, block, 0, 0, 3)], value_deserializer=json)
+    records = Records([RowSlice(partition, block, 0, 0, 3)], value_deserializer=json)
     assert [record.value for record in records] == [None, 17, None]
     assert len(records) == 3 and bool(records) and records.partitions() == [partition]
 
@@ -146,7 +146,7 @@ def test_key_that_can_not_be_deserialized_is_named() -> None:
     made[1].key = b"{"
     block.records = lambda start, stop: made[start:stop]  # type: ignore[method-assign]
     with pytest.raises(CorruptDataError) as raised:
-        list(Records([Slice(partition, block, 0, 0, 2)], key_deserializer=json))
+        list(Records([RowSlice(partition, block, 0, 0, 2)], key_deserializer=json))
     assert "The key of the record at offset 41 of t-3 can't be deserialized" in raised.value.__notes__[0]
 
 

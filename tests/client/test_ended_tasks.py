@@ -170,7 +170,7 @@ def test_deliveries_and_flush_raise_when_the_clients_thread_has_ended(kohort_bro
     producer.partitions_for(topic)
     delivery = producer.send(topic, "waits for its linger time")
     with producer._client.lock:
-        producer._client.cluster.runtime.at(0).on_done(planted)
+        producer._client.cluster.runtime.promise_at(0).on_done(planted)
         producer._client.wake()
     assert PLANTED in str(raised(delivery.result))
     for call in (producer.flush, lambda: producer.send(topic, "nor this")):
@@ -297,7 +297,7 @@ async def _polls(consumer: AsyncConsumer) -> None:
 def test_an_answer_that_can_not_be_taken_ends_the_call(
     kohort_broker: Broker, monkeypatch: pytest.MonkeyPatch, driver: str
 ) -> None:
-    monkeypatch.setattr(BrokerConnections, "received", planted)
+    monkeypatch.setattr(BrokerConnections, "on_frame_received", planted)
     if driver == "thread":
         with Admin(kohort_broker.bootstrap_servers) as admin:
             assert PLANTED in str(raised(lambda: admin.list_topics().all()))

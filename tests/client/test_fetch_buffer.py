@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice
+from kohort.client.consumer.fetch_buffer import FetchBuffer, RowSlice
 from kohort.client.consumer.subscription import FetchPosition, Partitions
 from kohort.columns import Record, RowRange
 from kohort.errors import CorruptDataError
@@ -79,7 +79,7 @@ def start(count: int = 4) -> tuple[Partitions, FetchBuffer]:
     return partitions, FetchBuffer(partitions)
 
 
-def sizes(slices: list[Slice]) -> list[tuple[int, int]]:
+def sizes(slices: list[RowSlice]) -> list[tuple[int, int]]:
     return [(part.partition.partition, len(part)) for part in slices]
 
 
@@ -161,7 +161,7 @@ def test_no_partition_waits_longer_than_the_others_need(counts: list[int], limit
         assert sum(map(len, taken)) == min(limit, sum(map(len, taken)) + buffer.records)
         for number in waited:
             present = any(part.partition.partition == number for part in taken)
-            waited[number] = 0 if present or buffer.count(PARTITIONS[number]) == 0 else waited[number] + 1
+            waited[number] = 0 if present or buffer.buffered_records(PARTITIONS[number]) == 0 else waited[number] + 1
             assert waited[number] <= -(-sum(counts) // limit)
     assert buffer.records == 0
 
@@ -238,9 +238,9 @@ class Polling(RuleBasedStateMachine):
     def counts_agree(self) -> None:
         if hasattr(self, "buffer"):
             going = [partition for partition, state in self.partitions.items() if not state.paused]
-            assert self.buffer.available() == sum(map(self.buffer.count, going))
+            assert self.buffer.unpaused_records() == sum(map(self.buffer.buffered_records, going))
             assert self.partitions.paused == set(self.partitions) - set(going)
-            assert self.buffer.records == sum(self.buffer.count(partition) for partition in self.partitions)
+            assert self.buffer.records == sum(self.buffer.buffered_records(partition) for partition in self.partitions)
             assert self.buffer.records >= 0
             held = {chunk.block for queue in self.buffer._queues.values() for chunk in queue}
             assert self.buffer.nbytes == sum(block.nbytes for block in held)
@@ -257,7 +257,7 @@ def test_what_was_fetched_before_a_partition_went_and_came_back_is_void() -> Non
     partitions.set_assigned([PARTITIONS[0]])
     partitions.set_position(PARTITIONS[0], FetchPosition(100))
     assert buffer.take_records(10) == []
-    assert buffer.count(PARTITIONS[0]) == buffer.records == 0
+    assert buffer.buffered_records(PARTITIONS[0]) == buffer.records == 0
 
 
 def test_a_partition_that_is_not_assigned_is_refused() -> None:

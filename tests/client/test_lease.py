@@ -43,7 +43,7 @@ def trial(request: pytest.FixtureRequest) -> Trial:
 def test_without_a_lease_nothing_ends() -> None:
     lease = Lease()
     assert lease.is_valid(1e12)
-    assert (lease.beat_ms(3_000), lease.answer_ms(30_000)) == (3_000, 30_000)
+    assert (lease.heartbeat_interval_ms(3_000), lease.response_timeout_ms(30_000)) == (3_000, 30_000)
 
 
 def test_it_runs_from_when_the_newest_answered_request_was_sent() -> None:
@@ -52,15 +52,15 @@ def test_it_runs_from_when_the_newest_answered_request_was_sent() -> None:
     lease.renew(400)
     assert lease.is_valid(1_000 + END_MS - 1)
     assert not lease.is_valid(1_000 + END_MS)
-    assert (lease.beat_ms(3_000), lease.answer_ms(30_000)) == (2_000, 2_500)
+    assert (lease.heartbeat_interval_ms(3_000), lease.response_timeout_ms(30_000)) == (2_000, 2_500)
 
 
 def test_the_shorter_of_two_leases_counts() -> None:
     lease = Lease(LEASE_MS)
     lease.renew(0)
-    lease.record_answer(8_000)
+    lease.adopt_length(8_000)
     assert not lease.is_valid(END_MS)
-    lease.record_answer(2_000)
+    lease.adopt_length(2_000)
     assert not lease.is_valid(2_000)
 
 

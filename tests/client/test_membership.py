@@ -777,7 +777,7 @@ def test_a_subscription_of_a_newer_version_is_read_as_far_as_it_is_known() -> No
 def test_a_pattern_does_not_find_a_topic_that_another_member_names_and_that_is_not_there() -> None:
     """The leader asks for it, forgets it with the next full metadata, and would rebalance the group each time."""
     topics = {"a": TopicInfo("a"), "gone": TopicInfo("gone", error=ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)}
-    assert Subscription(pattern=".*").resolve(Metadata(topics=topics), exclude_internal=True) == ("a",)
+    assert Subscription(pattern=".*").matching_topics(Metadata(topics=topics), exclude_internal=True) == ("a",)
 
 
 def test_leader_asks_for_creation_of_its_own_topics_only() -> None:

@@ -258,7 +258,7 @@ def test_extensions_go_to_the_broker_with_the_token(secured: SecuredBroker) -> N
         ):
             chosen = settings(asked.url, **others)
             mechanism = sasl_mechanism(client_config(ConnectionConfig, "127.0.0.1:1", chosen))
-            assert mechanism.start().endswith(b"\x01logicalCluster=lkc-1\x01identityPoolId=pool-2\x01\x01")
+            assert mechanism.first_message().endswith(b"\x01logicalCluster=lkc-1\x01identityPoolId=pool-2\x01\x01")
             with Admin(secured.address("SASL"), **chosen) as admin:
                 assert admin.describe_cluster().nodes
 

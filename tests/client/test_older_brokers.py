@@ -251,7 +251,7 @@ def test_a_coordinator_that_can_not_check_the_epoch_is_not_asked_for_the_next_on
 
 def test_rights_of_a_transactional_id_stay_unchecked_where_a_broker_takes_no_such_request() -> None:
     world = older(AddPartitionsToTxn=-1)
-    world.call(transactions.check_rights(world.cluster, "t", ["a"]))
+    world.call(transactions.check_transaction_rights(world.cluster, "t", ["a"]))
     assert world.sent("AddPartitionsToTxn") == []
 
 

@@ -217,7 +217,7 @@ class NoOne:
     lock = threading.Condition()
     unseen = UnseenFailures()
 
-    def why_not_done(self, batch: Batch) -> str:
+    def undelivered_reason(self, batch: Batch) -> str:
         return "it is never sent"
 
 

@@ -61,7 +61,7 @@ class PushCluster(VirtualCluster):
             super()._receive(link, frame)
 
     def say(self, body: bytes, link: int | None = None) -> None:
-        self.cluster.connections.received(self.link if link is None else link, memoryview(body))
+        self.cluster.connections.on_frame_received(self.link if link is None else link, memoryview(body))
 
     def ask(self, body: bytes) -> bytes | None:
         """Ask; the answer, if it comes now."""

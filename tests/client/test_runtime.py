@@ -38,7 +38,7 @@ def test_within_cancels_what_takes_too_long_and_lets_it_clean_up() -> None:
         finally:
             cleaned.append(runtime.now_ms)
 
-    task = runtime.spawn(runtime.within(slow(), 50, "slow thing"))
+    task = runtime.spawn(runtime.run_within(slow(), 50, "slow thing"))
     runtime.advance(0)
     runtime.advance(49)
     assert not task.done
@@ -87,7 +87,7 @@ def test_a_cancelled_task_never_runs_again() -> None:
 def test_first_gives_none_when_time_is_over_first() -> None:
     runtime = Runtime()
     never: Promise[None] = Promise()
-    task = runtime.spawn(runtime.first(never, timeout_ms=5))
+    task = runtime.spawn(runtime.wait_first(never, timeout_ms=5))
     runtime.advance(0)
     runtime.advance(5)
     assert task.result() is None
@@ -96,12 +96,12 @@ def test_first_gives_none_when_time_is_over_first() -> None:
 def test_timers_of_answered_requests_do_not_pile_up() -> None:
     """One that is due earlier hides them until their own time."""
     runtime = Runtime()
-    soon, late = runtime.at(1_000), runtime.at(700_000)
+    soon, late = runtime.promise_at(1_000), runtime.promise_at(700_000)
 
     async def request_often() -> None:
         for _ in range(20_000):
             answer: Promise[None] = Promise()
-            waiting = runtime.spawn(runtime.first(answer, timeout_ms=600_000))
+            waiting = runtime.spawn(runtime.wait_first(answer, timeout_ms=600_000))
             await runtime.sleep(0)
             answer.resolve(None)
             await waiting
@@ -119,13 +119,13 @@ def test_timers_of_answered_requests_do_not_pile_up() -> None:
 def test_a_timer_that_fires_late_tells_that_nothing_ran() -> None:
     runtime = Runtime()
     for when in (100, 200, 5_000):
-        runtime.at(when)
-    over = runtime.at(300)
+        runtime.promise_at(when)
+    over = runtime.promise_at(300)
     over.resolve(None)
     runtime.advance(100)
     runtime.advance(350)
     assert runtime.paused_ms(0) == 0
-    runtime.at(400)
+    runtime.promise_at(400)
     runtime.advance(1_900)
     assert runtime.paused_ms(0) == runtime.paused_ms(1_900) == 1_500
     runtime.advance(5_000)
@@ -145,7 +145,7 @@ def test_a_failed_task_is_reported_unless_someone_hears_of_it() -> None:
             await task
 
     async def wait_only(task: Task[None]) -> None:
-        await runtime.first(task)
+        await runtime.wait_first(task)
 
     async def break_while_ending() -> None:
         try:

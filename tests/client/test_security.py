@@ -316,14 +316,16 @@ def test_what_a_mechanism_needs_is_named() -> None:
 def test_scram_follows_the_example_of_its_standard() -> None:
     """Source: RFC 7677, section 3."""
     exchange = Scram("SCRAM-SHA-256", "user", "pencil", nonce="rOprNGfwEbeRWgbNEkqO")
-    assert exchange.start() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
-    final = exchange.next(b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096")
+    assert exchange.first_message() == b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO"
+    final = exchange.next_message(
+        b"r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,s=W22ZaJ0SNY7soEsUEjb6gQ==,i=4096"
+    )
     assert final == (
         b"c=biws,r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0,p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ="
     )
-    assert exchange.next(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=") is None
+    assert exchange.next_message(b"v=6rriTRBi23WpRR/wtup+mMhUZUn/dB5nLTJRsjl95G4=") is None
     with pytest.raises(SaslError, match="did not prove"):
-        exchange.next(b"v=AAAA")
+        exchange.next_message(b"v=AAAA")
 
 
 @pytest.mark.parametrize(
@@ -331,9 +333,9 @@ def test_scram_follows_the_example_of_its_standard() -> None:
 )
 def test_a_scram_challenge_that_is_none_is_refused(answer: bytes) -> None:
     exchange = Scram("SCRAM-SHA-256", "user", "pencil", nonce="mine")
-    exchange.start()
+    exchange.first_message()
     with pytest.raises(SaslError):
-        exchange.next(answer)
+        exchange.next_message(answer)
 
 
 def test_secrets_do_not_show_in_a_configuration() -> None:

@@ -125,9 +125,9 @@ def test_no_position_is_looked_for_while_the_group_has_not_said_whose_the_partit
     log = Log({A0: 20, A1: 20})
     assert log.poll()
     log.core.partitions.forget_position(A0, None)
-    log.core.partitions.withhold({"a"})
+    log.core.partitions.withhold_positions_of({"a"})
     assert log.core.partitions.partitions_without_position() == []
-    log.core.partitions.withhold(set())
+    log.core.partitions.withhold_positions_of(set())
     assert A0 in log.core.partitions.partitions_without_position()
 
 

@@ -118,7 +118,7 @@ def test_a_login_is_read_as_javas_clients_write_it(text: str) -> None:
     config = client_config(
         ConnectionConfig, None, {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.jaas.config": text}
     )
-    assert sasl_mechanism(config).start() == b'\0alice\0a"b\\c d'
+    assert sasl_mechanism(config).first_message() == b'\0alice\0a"b\\c d'
 
 
 def test_a_login_may_have_every_character_of_a_connection_string_in_either_quotes() -> None:

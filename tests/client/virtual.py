@@ -109,7 +109,7 @@ class VirtualCluster:
     def cut(self) -> None:
         """End every connection."""
         for link in sorted(self.open_links):
-            self.cluster.connections.closed(link, "the connection was reset")
+            self.cluster.connections.on_link_closed(link, "the connection was reset")
         self.open_links.clear()
         self.parked.clear()
         self._settle()
@@ -125,10 +125,10 @@ class VirtualCluster:
         if isinstance(command, OpenConnection):
             self.opened.append(command)
             if command.address.port in self.refuse:
-                self.cluster.connections.closed(command.link, "connection refused")
+                self.cluster.connections.on_link_closed(command.link, "connection refused")
             else:
                 self.open_links.add(command.link)
-                self.cluster.connections.opened(command.link)
+                self.cluster.connections.on_link_opened(command.link)
         elif isinstance(command, CloseConnection):
             self.open_links.discard(command.link)
         elif isinstance(command, SendFrame) and command.link in self.open_links:
@@ -146,10 +146,10 @@ class VirtualCluster:
             self.parked.append(request)
         elif response is DROP:
             self.open_links.discard(link)
-            self.cluster.connections.closed(link, "the connection was reset")
+            self.cluster.connections.on_link_closed(link, "the connection was reset")
         elif response is GARBLE:
             frame = request.correlation_id.to_bytes(4, "big") + b"\xff" * 3
-            self.cluster.connections.received(link, memoryview(frame))
+            self.cluster.connections.on_frame_received(link, memoryview(frame))
         else:
             self._send_back(request, response)
 
@@ -157,7 +157,7 @@ class VirtualCluster:
         frame = b"".join(
             bytes(part) for part in framing.encode_response(response, request.version, request.correlation_id)
         )
-        self.cluster.connections.received(request.link, memoryview(frame[4:]))
+        self.cluster.connections.on_frame_received(request.link, memoryview(frame[4:]))
 
     # Answers that every test needs.
 

@@ -7,7 +7,14 @@ from typing import Any
 from uuid import UUID
 
 from kohort.client.consumer.core import ConsumerCore
-from kohort.client.consumer.effects import Await, CallUser, Decode, RunningScript, Script, WaitUntil
+from kohort.client.consumer.effects import (
+    AwaitCoroutine,
+    CallApplication,
+    DecodeRecordSets,
+    RunningScript,
+    Script,
+    WaitUntil,
+)
 from kohort.columns import decode
 from kohort.errors import ErrorCode
 from kohort.ids import TopicPartition
@@ -88,7 +95,7 @@ class Log:
         if answer.responses:
             return answer
         self.waiting[id(message)] = known
-        timer = self.world.runtime.at(self.world.runtime.now_ms + message.max_wait_ms)
+        timer = self.world.runtime.promise_at(self.world.runtime.now_ms + message.max_wait_ms)
         timer.on_done(lambda _: self.end_wait(message))
         return PARK
 
@@ -181,9 +188,9 @@ def carry_out(world: VirtualCluster, script: Script[Any]) -> Any:
     running = RunningScript(script)
     while (effect := running.step()) is not None:
         try:
-            running.succeeded(outcome(world, effect))
+            running.store_result(outcome(world, effect))
         except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
-            running.failed(error)
+            running.store_error(error)
         world.run()
     world.run()
     return running.value
@@ -196,11 +203,11 @@ def outcome(world: VirtualCluster, effect: Any) -> Any:
             deadline = world.runtime.next_deadline_ms()
             world.run(min(effect.deadline_ms, deadline if deadline is not None else effect.deadline_ms))
         return effect.ready()
-    if isinstance(effect, Decode):
+    if isinstance(effect, DecodeRecordSets):
         return decode(effect.sets, effect.options)
-    if isinstance(effect, Await):
+    if isinstance(effect, AwaitCoroutine):
         return world.call(effect.coro)
-    if isinstance(effect, CallUser):
+    if isinstance(effect, CallApplication):
         return effect.function(effect.argument)
     raise TypeError(effect)
 

@@ -68,7 +68,7 @@ async def main(kind: str, address: str, number: int, session_ms: int) -> None:
     turning = asyncio.create_task(turn())
     report()
     await stop.wait()
-    await service.retire()
+    await service.hand_over_and_leave()
     turning.cancel()
     await peers.close()
     server.close()

@@ -14,7 +14,7 @@ from kohort.cluster.journal.journal_partition import JournalSettings, JournalTop
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import ErrorCode
 from kohort.groups.records import Record
-from kohort.wire.batch import parse_header, patch
+from kohort.wire.batch import parse_header, patch_header
 from kohort.wire.data import FetchResponse, ListOffsetsResponse, ProduceResponse
 from kohort.wire.transactions import InitProducerIdResponse
 from tests.client.virtual import PARK, VirtualCluster
@@ -129,7 +129,7 @@ class FakePartition:
     def append(self, batch: bytes | bytearray) -> int:
         """Take a batch as it is; gives its offset."""
         data, offset = bytearray(batch), self.end
-        patch(data, offset, 0)
+        patch_header(data, offset, 0)
         self.log.append((offset, bytes(data)))
         self.end = parse_header(data).next_offset
         return offset
@@ -190,13 +190,13 @@ class VirtualHolder:
     def wake(self) -> None:
         """The test steps the core."""
 
-    def durable(self, token: int, sent_ms: int) -> None:
+    def on_append_durable(self, token: int, sent_ms: int) -> None:
         self.durable_at[token] = sent_ms
 
-    def lost(self, reason: Exception) -> None:
+    def on_journal_lost(self, reason: Exception) -> None:
         self.reasons.append(reason)
 
-    def continue_reading(self) -> None:
+    def on_records_available(self) -> None:
         """The test reads on by itself."""
 
     @property
@@ -208,7 +208,7 @@ class VirtualHolder:
         self.term += 1
         self.records = []
         end = self.now_ms + limit_ms
-        for records in self.journal.begin(self.term, self):
+        for records in self.journal.begin_term(self.term, self):
             if records is not None:
                 self.records += records
                 self.virtual.run()

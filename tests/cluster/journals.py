@@ -39,15 +39,15 @@ class Holder:
         self.reasons: list[Exception] = []
         self._signal = asyncio.Event()
 
-    def durable(self, token: int, sent_ms: int) -> None:
+    def on_append_durable(self, token: int, sent_ms: int) -> None:
         self.durable_at[token] = sent_ms
         self._signal.set()
 
-    def lost(self, reason: Exception) -> None:
+    def on_journal_lost(self, reason: Exception) -> None:
         self.reasons.append(reason)
         self._signal.set()
 
-    def continue_reading(self) -> None:
+    def on_records_available(self) -> None:
         self._signal.set()
 
     async def reported(self) -> None:
@@ -59,7 +59,7 @@ class Holder:
         """Begin a term; gives all records."""
         self.term += 1
         self.records = []
-        for records in self.journal.begin(self.term, self):
+        for records in self.journal.begin_term(self.term, self):
             if records is None:
                 await self.reported()
             else:

@@ -58,7 +58,7 @@ def test_enter_suspect_retire(all_services: AnyServices) -> None:
         assert gone is not None
         await services.end_without_leaving(number)
         *_, last = services.open.values()
-        last.suspect(gone)
+        last.remove_dead_candidate(gone)
         await services.agreed(*services.open)
         after = last.placement
         assert after is not None
@@ -78,7 +78,7 @@ def test_enter_suspect_retire(all_services: AnyServices) -> None:
         elected = next(number for number, service in services.open.items() if service.is_leader)
         retiring = services.open.pop(elected)
         (left,) = services.open
-        await retiring.retire()
+        await retiring.hand_over_and_leave()
         assert retiring.placement is not None
         assert not retiring.placement.shards_of(elected)
         assert retiring.placement.shards_of(left) == frozenset(range(SHARDS))
@@ -97,7 +97,7 @@ def test_wrongly_suspected_coordinator_returns(services: AnyServices) -> None:
         await services.agreed(1, 2)
         for other, suspected in ((2, one), (1, two)):
             is_back = services.returns(suspected.id)
-            services.open[other].suspect(suspected)
+            services.open[other].remove_dead_candidate(suspected)
             await until(is_back, "it was removed, and is there again")
             await services.agreed(1, 2)
 
@@ -112,7 +112,7 @@ def test_suspicion_of_an_earlier_process_concerns_nobody(services: AnyServices) 
         await services.enter(candidate(2))
         await services.agreed(1, 2)
         before = services.open[1].placement
-        services.open[2].suspect(candidate(1))
+        services.open[2].remove_dead_candidate(candidate(1))
         await services.enter(candidate(3))
         await services.agreed(1, 2, 3)
         after = services.open[1].placement

@@ -10,7 +10,7 @@ import pytest
 from kohort.cluster.journal.fences import EPOCH_LAST, FIRST, Fence, JournalProducers, is_fence, read_fence
 from kohort.errors import CorruptDataError
 from kohort.groups.records import GenerationStarted
-from kohort.journal.codec import GroupRecordReader, append_started_record, encode, group_of
+from kohort.journal.codec import GroupRecordReader, append_started_record, encode_record, group_of_key
 from kohort.wire.batch import BatchRecord, build_batch, parse_header
 
 FENCE = Fence(7, 3, 101, "in", "127.0.0.1", 19101, 50, UUID(int=5))
@@ -25,11 +25,11 @@ def test_a_fence_is_read_as_it_was_written() -> None:
     key, value = FENCE.encoded()
     assert is_fence(key)
     assert read_fence(key, value) == FENCE
-    assert group_of(key) is None
-    assert GroupRecordReader().read(key, value) is None
+    assert group_of_key(key) is None
+    assert GroupRecordReader().decode_record(key, value) is None
 
 
-@pytest.mark.parametrize("key", [encode(GenerationStarted("g", 1))[0], append_started_record(3)[0]])
+@pytest.mark.parametrize("key", [encode_record(GenerationStarted("g", 1))[0], append_started_record(3)[0]])
 def test_other_records_are_no_fences(key: bytes) -> None:
     assert not is_fence(key)
 

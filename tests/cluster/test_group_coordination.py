@@ -29,7 +29,7 @@ def test_request_gets_no_map_from_before(our_broker: Broker) -> None:
         await services.agreed(1, 2)
         before = second.placement
         assert before is not None
-        first.suspect(two)
+        first.remove_dead_candidate(two)
         await until(lambda: first.placement != before, "a map after the suspicion")
         await asyncio.wait_for(second.refresh_placement(), 60)
         assert second.placement is not None
@@ -66,7 +66,7 @@ def _forgotten_story() -> None:
         await services.agreed(1, 2, 3)
         for _ in range(3):  # generations that the group made again will not reach at once
             await services.enter(candidate(4))
-            await services.open.pop(4).retire()
+            await services.open.pop(4).hand_over_and_leave()
             await services.agreed(1, 2, 3)
         before = services.open[1].placement
         assert before is not None

@@ -14,10 +14,10 @@ from kazoo.client import KazooClient
 from kohort.cluster.zookeeper.group_mirror import OWNERS_LOOK_S, GroupMirror, MirrorPlan
 from kohort.cluster.zookeeper.nodes import COORDINATOR, IDS, OFFSETS, OWNERS
 from kohort.cluster.zookeeper.service import WriteGuard, ZooKeeperCoordination
-from kohort.cluster.zookeeper.session import Change, ZooKeeperAway, ZooKeeperSession
+from kohort.cluster.zookeeper.session import Change, ZooKeeperSession, ZooKeeperUnavailable
 from kohort.errors import KafkaError
-from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
-from kohort.groups.events import OwnerNodesDeleted, ShowPushGroups
+from kohort.groups.effects import DescribePushGroupsReply, MirroredPushGroup
+from kohort.groups.events import DescribePushGroups, OwnerNodesDeleted
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 from kohort.zookeeper import ZooKeeper
@@ -43,7 +43,7 @@ class Shards:
         self._before: dict[str, MirroredPushGroup] | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        return iter([SimpleNamespace(index=0, loaded=True, has_unpublished_push_groups=self._before != self.shown)])
+        return iter([SimpleNamespace(index=0, is_loaded=True, has_unpublished_push_groups=self._before != self.shown)])
 
     def load(self) -> None:
         """The shard is loaded anew."""
@@ -52,16 +52,18 @@ class Shards:
     def shard_index_of(self, group: str) -> int:
         return 0
 
-    def ask_shard(self, index: int, event: ShowPushGroups, answer: Callable[[ShowPushGroupsReply], None]) -> None:
+    def ask_shard(
+        self, index: int, event: DescribePushGroups, answer: Callable[[DescribePushGroupsReply], None]
+    ) -> None:
         self.asked.append(event.whole)
         before, self._before = self._before, dict(self.shown)
         if self.silent:
             return
         if before is None or event.whole:
-            answer(ShowPushGroupsReply(tuple(self.shown.values())))
+            answer(DescribePushGroupsReply(tuple(self.shown.values())))
             return
         changed = tuple(node for name, node in self.shown.items() if before.get(name) != node)
-        answer(ShowPushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
+        answer(DescribePushGroupsReply(changed, whole=False, gone=tuple(before.keys() - self.shown.keys())))
 
     def queue_event(self, group: str, event: OwnerNodesDeleted) -> None:
         self.reported.append(event)
@@ -170,13 +172,13 @@ def test_a_deposed_writer_is_refused(zookeeper: ZooKeeper) -> None:
 
 def test_planted_fault_write_without_the_epoch(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
     """The check detects a writer without epoch checks."""
-    guard = ZooKeeperCoordination.guard
+    guard = ZooKeeperCoordination.write_guard
 
     def unchecked(self: ZooKeeperCoordination) -> WriteGuard | None:
         found = guard(self)
         return None if found is None else WriteGuard((), found.shards)
 
-    monkeypatch.setattr(ZooKeeperCoordination, "guard", unchecked)
+    monkeypatch.setattr(ZooKeeperCoordination, "write_guard", unchecked)
     with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
         _deposed_story(zookeeper)
 
@@ -193,11 +195,11 @@ def _away_story(zookeeper: ZooKeeper, monkeypatch: pytest.MonkeyPatch) -> None:
         change = ZooKeeperSession.change
 
         async def away(self: ZooKeeperSession, *changes: Change) -> bool:
-            raise ZooKeeperAway("no connection")
+            raise ZooKeeperUnavailable("no connection")
 
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         shards.show(6)
-        with pytest.raises(ZooKeeperAway):
+        with pytest.raises(ZooKeeperUnavailable):
             await mirror.update_zookeeper()
         monkeypatch.setattr(ZooKeeperSession, "change", change)
         shards.show(7)
@@ -321,7 +323,7 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
         change = ZooKeeperSession.change
 
         async def away(self: ZooKeeperSession, *changes: Change) -> bool:
-            raise ZooKeeperAway("no connection")
+            raise ZooKeeperUnavailable("no connection")
 
         shards.show(1)
         await mirror.update_zookeeper()
@@ -329,7 +331,7 @@ def test_a_write_that_fails_after_the_rebalance_is_no_reason_for_another_one(
         await mirror.update_zookeeper()  # the rebalance is done
         monkeypatch.setattr(ZooKeeperSession, "change", away)
         for _ in range(3):
-            with pytest.raises(ZooKeeperAway):
+            with pytest.raises(ZooKeeperUnavailable):
                 await mirror.update_zookeeper()
         monkeypatch.setattr(ZooKeeperSession, "change", change)
         await mirror.update_zookeeper()
@@ -352,7 +354,7 @@ def test_what_another_one_wrote_meanwhile_is_repaired(zookeeper: ZooKeeper, monk
         for _ in range(3):
             await mirror.update_zookeeper()
         with monkeypatch.context() as patched:
-            patched.setattr(ZooKeeperCoordination, "guard", lambda _: None)
+            patched.setattr(ZooKeeperCoordination, "write_guard", lambda _: None)
             await mirror.update_zookeeper()
         mirrors.look.set(mirrors.root + OFFSET, b"999")
         mirrors.look.create(f"{mirrors.root}{OFFSETS}/theirs/t/1-0", b"1", makepath=True)
@@ -457,13 +459,13 @@ def test_a_read_that_fails_keeps_no_other_group_from_being_written(
 
         async def away(self: GroupMirror, top: str) -> dict[str, bytes]:
             if "late" in top:
-                raise ZooKeeperAway("no connection")
+                raise ZooKeeperUnavailable("no connection")
             return await read(self, top)
 
         monkeypatch.setattr(GroupMirror, "_read_tree", away)
         shards.show(6)
         shards.show(1, group="late")
-        with pytest.raises(ZooKeeperAway):
+        with pytest.raises(ZooKeeperUnavailable):
             await mirror.update_zookeeper()
         monkeypatch.setattr(GroupMirror, "_read_tree", read)
         await mirror.update_zookeeper()
@@ -527,9 +529,9 @@ def test_watching_ends_in_the_turn_in_which_a_group_changes() -> None:
     """The cancel is not lost by that: a process that ends would wait for ever."""
 
     async def run() -> None:
-        service: Any = SimpleNamespace(guard=lambda: None)
+        service: Any = SimpleNamespace(write_guard=lambda: None)
         mirror = GroupMirror(service, SimpleNamespace())  # type: ignore[arg-type]
-        watching = asyncio.create_task(mirror.watch())
+        watching = asyncio.create_task(mirror.mirror_at_intervals())
         await asyncio.sleep(0.01)
         mirror.request_early_run()
         watching.cancel()

@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kohort.broker.metrics import Metrics
 from kohort.broker.metrics_exporter import IMPORTS, Exporter
-from kohort.groups.effects import Counted, Meter
+from kohort.groups.effects import CoordinatorMeter, CounterIncreased
 
 
 def scraped(metrics: Metrics) -> str:
@@ -18,9 +18,9 @@ def scraped(metrics: Metrics) -> str:
 def test_imports_are_logged_where_there_are_any() -> None:
     metrics = Metrics()
     assert "import" not in scraped(metrics)
-    metrics.record_note(Counted(Meter.GROUP_IMPORTS, 2))
-    metrics.record_note(Counted(Meter.MEMBERS_ELSEWHERE, 1))
+    metrics.record_measurement(CounterIncreased(CoordinatorMeter.GROUP_IMPORTS, 2))
+    metrics.record_measurement(CounterIncreased(CoordinatorMeter.MEMBERS_ELSEWHERE, 1))
     text = scraped(metrics)
     assert "kohort_group_imports_total 2.0" in text
     assert "kohort_group_members_elsewhere_total 1.0" in text
-    assert set(IMPORTS) == {Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE}
+    assert set(IMPORTS) == {CoordinatorMeter.GROUP_IMPORTS, CoordinatorMeter.MEMBERS_ELSEWHERE}

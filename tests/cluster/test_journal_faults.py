@@ -20,11 +20,11 @@ from kohort.cluster.journal.term import (
     SILENCE_MAX_MS,
     JournalTerm,
     JournalWriter,
-    new_epoch,
+    bump_producer_epoch,
 )
 from kohort.errors import ErrorCode, FencedError, InvalidInputError, TimedOutError
 from kohort.groups.config import GroupConfig
-from kohort.groups.records import Kind, Record, Tombstone
+from kohort.groups.records import Record, RecordKind, Tombstone
 from kohort.wire.batch import parse_header
 from kohort.wire.transactions import InitProducerIdResponse
 from tests.client.virtual import DROP
@@ -242,7 +242,7 @@ def test_only_what_is_taken_away_may_be_several_batches(
     partition: FakePartition, holder: VirtualHolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_journal, "BATCH_BYTES_MAX", 1_000)
-    gone: list[Record] = [Tombstone((Kind.OFFSET, "g", "t", number)) for number in range(200)]
+    gone: list[Record] = [Tombstone((RecordKind.OFFSET, "g", "t", number)) for number in range(200)]
     before = len(partition.log)
     holder.append(*gone)
     assert len(partition.log) - before == 8
@@ -471,7 +471,7 @@ def a_fence_that_was_left_out_is_made_up_for(partition: FakePartition) -> None:
 
 async def _hasty(self: JournalTerm) -> None:
     """Reads, then fences."""
-    identity = await new_epoch(self._place)
+    identity = await bump_producer_epoch(self._place)
     reading = journal_term.JournalReader(self._place)
     while (view := await reading.fetch()) is not None:
         await self._handover.queue_for_decoding(view)

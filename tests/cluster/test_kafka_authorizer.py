@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kohort import Admin, Consumer, Producer, TopicPartition
-from kohort.broker.authorization import PastCaller, Resource
+from kohort.broker.authorization import CallerCopy, Resource
 from kohort.broker.security.principals import Principal
 from kohort.client.admin.values import Acl, AclFilter, AclOperation, AclPattern, AclPermission, AclResource, NewTopic
 from kohort.client.net.asyncio_driver import AsyncClient
@@ -222,7 +222,7 @@ def test_a_coordinator_that_dies_is_noticed_at_a_listener_with_logins(secured_pl
 
 # -- the authorizer by itself, over real clusters
 
-BOB = PastCaller(Principal("User", "bob"), "127.0.0.1", None, "JoinGroup")
+BOB = CallerCopy(Principal("User", "bob"), "127.0.0.1", None, "JoinGroup")
 GROUP = (AclOperation.READ, Resource.GROUP, "g")
 
 

@@ -15,7 +15,7 @@ from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.settings import ConnectionConfig
 from kohort.cluster.host import KafkaGroups
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Counted, ImportGroupOffsets, Meter
+from kohort.groups.effects import CoordinatorMeter, CounterIncreased, ImportGroupOffsets
 from kohort.groups.events import Event, GroupImported, OffsetToCommit
 from kohort.zookeeper import free_ports
 
@@ -117,7 +117,7 @@ def test_members_are_named_until_they_have_left_and_their_last_commits_count(ser
             known, counted = Known(group), []
             await groups.warn_of_other_members(known, counted.append)
             await groups.warn_of_other_members(known, counted.append)
-            assert counted == [Counted(Meter.MEMBERS_ELSEWHERE, 1)]
+            assert counted == [CounterIncreased(CoordinatorMeter.MEMBERS_ELSEWHERE, 1)]
             await consumer.close()
             left = await asked(groups, group)
             assert left.error is ErrorCode.NONE

@@ -17,7 +17,7 @@ from kohort.cluster.journal.journal_partition import SKIP, JournalRefused, Journ
 from kohort.cluster.journal.kafka_journal import KafkaJournal
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import OffsetCommitted
-from kohort.journal.codec import encode
+from kohort.journal.codec import encode_record
 from tests.cluster.journals import NOW, Cluster, Holder, cluster, committed, groups_of
 from tests.journal.test_journal import RECORDS
 from tests.support.apache_kafka import ApacheKafka
@@ -94,7 +94,7 @@ def test_a_term_that_begins_again_is_another_epoch_and_older_terms_are_refused(a
         with pytest.raises(FencedError, match="term 1 is over"):
             holder.journal.append(1, [committed(1)], NOW)
         with pytest.raises(FencedError, match="term 1 is over"):
-            holder.journal.begin(1, holder)
+            holder.journal.begin_term(1, holder)
 
     run(apache_kafka, test)
 
@@ -165,7 +165,7 @@ def test_a_foreign_batch_stops_the_owner_and_is_not_served(
         holder = await opened.holder()
         await holder.load()
         await holder.append(committed(1))
-        foreign = encode(committed(666))
+        foreign = encode_record(committed(666))
         for idempotent in (True, False):
             with Producer(apache_kafka.bootstrap_servers, enable_idempotence=idempotent) as producer:
                 producer.send(opened.settings.topic, foreign[1], key=foreign[0], partition=0).result()
@@ -268,7 +268,7 @@ def test_compaction_keeps_the_fence_of_every_producer_id_and_the_newest_records(
         await first.load()
         for number in range(400):
             await first.append(*(committed(number, partition=key) for key in range(keys)))
-        written = 400 * keys * sum(len(part or b"") for part in encode(committed(0)))
+        written = 400 * keys * sum(len(part or b"") for part in encode_record(committed(0)))
         second, third = await opened.stranger(), await opened.stranger()
         await second.load()
         await second.append(committed(400, partition=0))

@@ -40,19 +40,19 @@ def test_a_topic_stays_when_the_right_to_see_it_goes(secured: SecuredKafka, capl
                 (await admin.create_topics([NewTopic(name, 1)])).all()
                 (await admin.create_acls([rule])).all()
                 while name not in topics.by_name:
-                    await topics.poll()
+                    await topics.request_all_topics()
                 (await admin.delete_acls([AclFilter(BOB, resource_name=name)])).all()
                 while "are hidden from this coordinator" not in caplog.text:
-                    await topics.poll()
+                    await topics.request_all_topics()
                 for _ in range(5):
-                    await topics.poll()
+                    await topics.request_all_topics()
                 assert name in topics.by_name
-                assert name in topics.image().topics
+                assert name in topics.topic_image().topics
                 (await admin.create_acls([rule])).all()
                 (await admin.delete_topics([name])).all()
                 assert groups.deleted == []
                 while name in topics.by_name:
-                    await topics.poll()
+                    await topics.request_all_topics()
                 assert groups.deleted == [name]
         finally:
             await client.close()

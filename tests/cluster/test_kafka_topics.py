@@ -17,7 +17,7 @@ from kohort.client.settings import ConnectionConfig
 from kohort.cluster import topic_view
 from kohort.cluster.topic_view import KafkaTopics, is_up
 from kohort.errors import ErrorCode, KafkaError
-from kohort.groups.effects import LookForTopics
+from kohort.groups.effects import FindDeletedTopics
 from kohort.groups.events import Event, TopicsChanged, TopicsDeleted
 from kohort.wire.discovery import MetadataResponse
 from kohort.zookeeper import free_ports
@@ -57,7 +57,7 @@ async def polled_until(topics: KafkaTopics, ready: Callable[[], bool]) -> None:
     """Ask until what was done at the cluster is seen."""
     async with asyncio.timeout(WAIT_S):
         while not ready():
-            await topics.poll()
+            await topics.request_all_topics()
 
 
 async def until(ready: Callable[[], bool]) -> None:
@@ -71,7 +71,7 @@ def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
 
     async def run() -> None:
         async with topics_of(servers) as (topics, groups), AsyncAdmin(servers) as admin:
-            await topics.poll()
+            await topics.request_all_topics()
             assert topics.cluster_id
             assert [place.port for place in topics.brokers] == [int(servers.rpartition(":")[2])]
             (await admin.create_topics([NewTopic(name, 2)])).all()
@@ -85,7 +85,7 @@ def test_topics_are_made_grow_and_are_made_again(servers: str) -> None:
             ] * 2
             (await admin.create_partitions({name: 3})).all()
             await polled_until(topics, lambda: topics.by_name[name].partitions == 3)
-            image = topics.image()
+            image = topics.topic_image()
             assert (image.topics[name].id, image.topics[name].partitions) == (first.id, 3)
             assert isinstance(groups.heard[-1], TopicsChanged)
             assert groups.heard[-1].image is image
@@ -115,10 +115,10 @@ def test_positions_of_topics_that_are_not_there_are_looked_for(servers: str) -> 
             (await admin.create_topics([NewTopic(there, 1)])).all()
             await polled_until(topics, lambda: there in topics.by_name)
             known, earlier = topics.by_name[there].id, uuid.uuid4()
-            topics.find_deleted_topics(LookForTopics({there: frozenset({known}), gone: frozenset({earlier})}))
+            topics.find_deleted_topics(FindDeletedTopics({there: frozenset({known}), gone: frozenset({earlier})}))
             await polled_until(topics, lambda: gone in groups.deleted)
             assert groups.deleted == [gone]
-            topics.find_deleted_topics(LookForTopics({there: frozenset({known, earlier})}))
+            topics.find_deleted_topics(FindDeletedTopics({there: frozenset({known, earlier})}))
             await polled_until(topics, lambda: there in groups.deleted)
             assert topics.by_name[there].id == known
 
@@ -130,7 +130,7 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
 
     async def run() -> None:
         async with topics_of(servers) as (topics, groups), AsyncAdmin(servers) as admin, asyncio.timeout(WAIT_S):
-            await topics.poll()
+            await topics.request_all_topics()
 
             async def found(names: list[str], ids: list[uuid.UUID]) -> None:
                 then = asyncio.Event()
@@ -197,8 +197,8 @@ def test_a_broker_that_does_not_know_itself_says_nothing() -> None:
 def test_names_are_held_to_kafkas_rules() -> None:
     async def run() -> None:
         async with topics_of("127.0.0.1:1") as (topics, _):
-            assert topics.refusal("flights") is None
-            refused = topics.refusal("fl ights")
+            assert topics.invalid_name_error("flights") is None
+            refused = topics.invalid_name_error("fl ights")
             assert refused is not None
             assert refused.code is ErrorCode.INVALID_TOPIC_EXCEPTION
 
@@ -211,7 +211,7 @@ def test_a_cluster_that_is_not_there_is_reported_with_its_address() -> None:
     async def run() -> None:
         async with topics_of(servers) as (topics, groups):
             with pytest.raises(KafkaError, match=servers):
-                await topics.poll()
+                await topics.request_all_topics()
             assert topics.polls == 0
             assert groups.heard == []
 

@@ -24,8 +24,8 @@ from kohort.cluster.other_clients import (
     ANSWERED_AT_ONCE,
     LOG_INTERVAL_S,
     REPEAT_DELAY_S,
-    OwnClientsDispatcher,
-    Refusals,
+    KohortClientsDispatcher,
+    OtherClientsHost,
 )
 from kohort.errors import ErrorCode, NotFoundError
 from kohort.io.java import java_path, log4j_properties
@@ -159,7 +159,7 @@ def test_a_request_of_a_client_without_a_name_is_answered_and_not_served(
 
 
 class RefusedRequest:
-    """A request as `Refusals` reads it, and what it was answered later."""
+    """A request as `OtherClientsHost` reads it, and what it was answered later."""
 
     def __init__(self, number: int, client_id: str = "app", host: str = "10.0.0.1") -> None:
         self.parts = None
@@ -195,7 +195,7 @@ def host(delays: Delays) -> CoordinatorHost:
 
 
 def test_a_client_that_keeps_asking_waits_for_its_answers(host: CoordinatorHost, delays: Delays) -> None:
-    refusals, request = Refusals(host), cast("Any", RefusedRequest(1))
+    refusals, request = OtherClientsHost(host), cast("Any", RefusedRequest(1))
     for _ in range(ANSWERED_AT_ONCE):
         answer = refusals.metadata(request)
         assert answer is not None
@@ -210,7 +210,7 @@ def test_a_client_that_keeps_asking_waits_for_its_answers(host: CoordinatorHost,
 
 def test_the_log_names_each_client_once_a_minute(host: CoordinatorHost, caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    refusals = Refusals(host, clock=lambda: now[0])
+    refusals = OtherClientsHost(host, clock=lambda: now[0])
 
     def lines(*requests: RefusedRequest) -> int:
         caplog.clear()
@@ -231,7 +231,7 @@ def test_a_topic_that_a_client_may_not_describe_is_left_out(host: CoordinatorHos
     request.client.software = ("kafka-python", "3")
     for rules, partitions in ((None, 3), (True, 3), (False, 0)):
         authorizer = None if rules is None else SimpleNamespace(allows=lambda *_, may=rules, audited: may)
-        (topic,) = cast("Any", Refusals(host, cast("Any", authorizer)).metadata(request)).topics
+        (topic,) = cast("Any", OtherClientsHost(host, cast("Any", authorizer)).metadata(request)).topics
         assert len(topic.partitions) == partitions
         assert bool(topic.error_code) is not bool(partitions)
 
@@ -249,23 +249,23 @@ def test_right_of_a_push_consumer_ends_when_nobody_says_what_it_may_do() -> None
         message=SimpleNamespace(group_id="g"),
     )
     right = PushAuthorization(authorizer, cast("Any", request))
-    assert right.refusal() is ErrorCode.NONE
+    assert right.current_error() is ErrorCode.NONE
     now[0] += MAX_AGE_S + 1
-    assert right.refusal() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "the consumer comes back"
+    assert right.current_error() is ErrorCode.COORDINATOR_NOT_AVAILABLE, "the consumer comes back"
     authorizer._replace_rules((), is_open=True)
-    assert right.refusal() is ErrorCode.NONE
+    assert right.current_error() is ErrorCode.NONE
 
 
 def test_own_clients_wait_while_nobody_says_what_they_may_do(host: CoordinatorHost) -> None:
     rules = SimpleNamespace(is_stale=True)
-    refusals = Refusals(host, cast("Any", rules))
+    refusals = OtherClientsHost(host, cast("Any", rules))
     request = cast("Any", RefusedRequest(1))
     request.client.is_kohort_client, request.client.repeated = True, {}
     served: list[Any] = []
     connection = cast("Any", SimpleNamespace(client=request.client))
     metrics = SimpleNamespace(apis={})
     cast("Any", host).metrics, cast("Any", host).faults = metrics, SimpleNamespace(active=False)
-    service = OwnClientsDispatcher(lambda _, frame: served.append(frame), refusals)
+    service = KohortClientsDispatcher(lambda _, frame: served.append(frame), refusals)
     answer = cast("Any", refusals.metadata(request))
     assert answer.topics[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
     with pytest.raises(BadFrame):  # the frame is nobody's: what counts is that it is not served

@@ -55,8 +55,8 @@ class Said:
 
     def on_changes(self, on_change: Callable[[], None]) -> None: ...
     async def open(self, me: Candidate, shards: int) -> None: ...
-    def suspect(self, candidate: Candidate) -> None: ...
-    async def retire(self) -> None: ...
+    def remove_dead_candidate(self, candidate: Candidate) -> None: ...
+    async def hand_over_and_leave(self) -> None: ...
     async def refresh_placement(self) -> None:
         self.asked += 1
         await self.reached.wait()
@@ -68,9 +68,9 @@ class Said:
 class Nobody:
     """An owner of a term that is told nothing."""
 
-    def durable(self, token: int, sent_ms: int) -> None: ...
-    def lost(self, reason: Exception) -> None: ...
-    def continue_reading(self) -> None: ...
+    def on_append_durable(self, token: int, sent_ms: int) -> None: ...
+    def on_journal_lost(self, reason: Exception) -> None: ...
+    def on_records_available(self) -> None: ...
 
 
 class Host(GroupHost):
@@ -95,17 +95,17 @@ class Host(GroupHost):
         raise AssertionError(index)
 
     def handle_shard_loaded(self, index: int) -> None:
-        self.ownership.loaded(index)
+        self.ownership.record_shard_loaded(index)
 
     def handle_shard_ended(self, index: int, error: Exception) -> None:
         self.ownership.record_ended_shard(index, error)
 
     def here(self) -> list[int]:
-        return sorted(shard.index for shard in self.groups if shard.loaded)
+        return sorted(shard.index for shard in self.groups if shard.is_loaded)
 
     def fence(self, index: int, term: int) -> None:
         """Another process begins a term."""
-        for _ in LogJournal(self.logs[index]).begin(term, Nobody()):
+        for _ in LogJournal(self.logs[index]).begin_term(term, Nobody()):
             pass
 
     async def commit(self, index: int) -> ErrorCode:
@@ -140,12 +140,12 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_shards_come_and_go_with_the_map(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         await host.ownership.wait_until_shards_serve()
         assert host.here() == [0, 2]
         assert await host.commit(1) is ErrorCode.NOT_COORDINATOR
         host.service.give(OTHER.id, ME.id, ME.id)
-        host.ownership.follow()
+        host.ownership.follow_placement()
         await host.ownership.wait_until_shards_serve()
         assert host.here() == [1, 2]
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
@@ -161,10 +161,10 @@ def no_space(*_: object) -> int:
 async def give_one_away(host: Host) -> None:
     """Two shards are here; then the map gives the first of them to another."""
     host.service.give(ME.id, OTHER.id, ME.id)
-    host.ownership.begin(ME)
+    host.ownership.start_owning(ME)
     await host.ownership.wait_until_shards_serve()
     host.service.give(OTHER.id, OTHER.id, ME.id)
-    host.ownership.follow()
+    host.ownership.follow_placement()
 
 
 def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
@@ -172,7 +172,7 @@ def test_who_gives_a_shard_away_serves_until_the_next_owner_has_fenced_it(
 ) -> None:
     async def test(host: Host) -> None:
         await give_one_away(host)
-        host.ownership.follow()
+        host.ownership.follow_placement()
         assert await host.commit(0) is ErrorCode.NONE, "nobody else serves it yet"
         host.fence(0, 1_000)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
@@ -211,7 +211,7 @@ def test_who_gives_a_shard_away_does_not_take_it_back_when_something_fails(
     async def test(host: Host) -> None:
         await give_one_away(host)
         monkeypatch.setattr(LogJournal, "append", no_space)
-        monkeypatch.setattr(LogJournal, "begin", begin)
+        monkeypatch.setattr(LogJournal, "begin_term", begin)
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         await host.ownership.wait_handed_over()
         assert host.ownership.owned.keys() == {2} and not began
@@ -228,7 +228,7 @@ def test_a_shard_that_has_failed_begins_again_when_the_map_gives_it_back(
             patched.setattr(LogJournal, "append", no_space)
             assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
         host.service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.follow()
+        host.ownership.follow_placement()
         await host.ownership.wait_until_shards_serve()
         assert await host.commit(0) is ErrorCode.NONE
 
@@ -242,9 +242,9 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
         await give_one_away(host)
         began_s = host.ownership.owned[0].began_s
         host.service.placement = None
-        host.ownership.follow()
+        host.ownership.follow_placement()
         host.service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.follow()
+        host.ownership.follow_placement()
         passed = asyncio.Event()
         host.loop.call_later(2 * shard_ownership.LEAVING_S, passed.set)  # behind the end, on the same clock
         await passed.wait()
@@ -260,7 +260,7 @@ def test_a_shard_that_the_map_gives_back_stays_as_it_is(tmp_path: Path, monkeypa
 def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.service.give(ME.id, ME.id, ME.id, me=Candidate(ME.id, "next-life", ME.host, ME.port))
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         assert not host.ownership.owned
 
     run(tmp_path, test)
@@ -269,10 +269,10 @@ def test_another_life_under_the_same_id_gives_nothing(tmp_path: Path) -> None:
 def test_a_coordination_service_that_says_nothing_any_more_takes_nothing(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.service.give(ME.id, ME.id, ME.id)
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         await host.ownership.wait_until_shards_serve()
         host.service.placement = None
-        host.ownership.follow()
+        host.ownership.follow_placement()
         assert host.here() == [0, 1, 2]
 
     run(tmp_path, test)
@@ -285,7 +285,7 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
 
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         await host.ownership.wait_until_shards_serve()
         host.fence(0, 5)  # the shards here are in the terms 1 and 2; the next ones are 3, 4, 5, 6
         assert await host.commit(0) is ErrorCode.NOT_COORDINATOR
@@ -303,13 +303,13 @@ def test_who_was_fenced_tries_again_later_each_time_and_only_what_the_map_gives(
 def test_who_was_fenced_begins_nothing_that_the_map_has_taken_meanwhile(tmp_path: Path) -> None:
     async def test(host: Host) -> None:
         host.service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         await host.ownership.wait_until_shards_serve()
         host.fence(2, 1_000)
         assert await host.commit(2) is ErrorCode.NOT_COORDINATOR
         await until(lambda: host.ownership.fences == {2: 1})
         host.service.give(ME.id, OTHER.id, OTHER.id)
-        host.ownership.follow()
+        host.ownership.follow_placement()
         passed = asyncio.Event()
         host.loop.call_later(2 * shard_ownership.PAUSE_S, passed.set)  # behind the pause, on the same clock
         await passed.wait()
@@ -325,7 +325,7 @@ def test_who_was_fenced_goes_by_no_map_from_before(tmp_path: Path, owner: int) -
     async def test(host: Host) -> None:
         service = host.service
         service.give(ME.id, OTHER.id, ME.id)
-        host.ownership.begin(ME)
+        host.ownership.start_owning(ME)
         await host.ownership.wait_until_shards_serve()
         service.reached.clear()
         host.fence(2, 1_000)

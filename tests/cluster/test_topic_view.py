@@ -60,10 +60,10 @@ def test_a_topic_is_there_when_one_broker_says_so() -> None:
     asked.poll(A, topic())
     assert asked.id_of() == OLD
     assert asked.answers.by_id[OLD].partitions == 2
-    image = asked.answers.image()
+    image = asked.answers.topic_image()
     assert not image.sure
     asked.poll(B, topic())
-    assert asked.answers.image() is image
+    assert asked.answers.topic_image() is image
 
 
 def test_a_topic_that_two_brokers_do_not_know_by_name_is_deleted() -> None:
@@ -74,7 +74,7 @@ def test_a_topic_that_two_brokers_do_not_know_by_name_is_deleted() -> None:
     assert asked.id_of() == OLD
     assert asked.poll(B) == ("t",)
     assert asked.id_of() is None
-    assert "t" not in asked.answers.image().topics
+    assert "t" not in asked.answers.topic_image().topics
 
 
 def test_a_broker_that_knew_of_another_does_not_count_twice_when_that_is_gone() -> None:
@@ -178,28 +178,28 @@ def test_a_new_topic_of_a_deleted_name_is_there_at_once() -> None:
 def test_old_answers_take_no_partitions_and_no_leaders_back() -> None:
     asked = Asked()
     asked.poll(A, topic(partitions=3, epoch=5, leader=B))
-    image = asked.answers.image()
+    image = asked.answers.topic_image()
     asked.poll(B, topic(partitions=2, epoch=4, leader=A))
     assert asked.answers.by_name["t"].partitions == 3
     assert [leader[:2] for leader in asked.answers.by_name["t"].leaders] == [(B, 5)] * 3
-    assert asked.answers.image() is image
+    assert asked.answers.topic_image() is image
     asked.poll(A, topic(partitions=4, epoch=6))
     assert asked.answers.by_name["t"].partitions == 4
-    assert asked.answers.image().version > image.version
+    assert asked.answers.topic_image().version > image.version
 
 
 def test_racks_of_brokers_that_are_down_stay() -> None:
     asked = Asked()
     asked.answers.record_racks({A: "a", B: "b"})
     asked.poll(A, topic())
-    image = asked.answers.image()
+    image = asked.answers.topic_image()
     assert image.topics["t"].racks == (("a", "b"), ("a", "b"))
     asked.answers.record_racks({A: "a"})
     asked.poll(A, topic())
-    assert asked.answers.image() is image
+    assert asked.answers.topic_image() is image
     asked.answers.record_racks({B: "c"})
     asked.poll(A, topic())
-    assert asked.answers.image().topics["t"].racks == (("a", "c"), ("a", "c"))
+    assert asked.answers.topic_image().topics["t"].racks == (("a", "c"), ("a", "c"))
 
 
 @pytest.mark.parametrize("recorded", [OLD, NO_TOPIC_ID])

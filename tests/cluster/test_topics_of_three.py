@@ -37,18 +37,18 @@ def test_a_broker_that_comes_and_goes_takes_no_topic_away_and_brings_none_back(n
 
             async def poll() -> None:
                 try:
-                    await topics.poll()
+                    await topics.request_all_topics()
                 except KafkaError:
                     await asyncio.sleep(0.1)
 
             (await admin.create_topics([NewTopic(kept, 2), NewTopic(gone, 1)])).all()
             while not {kept, gone} <= topics.by_name.keys():
                 await poll()
-            assert topics.image().topics[kept].racks == (RACKS, RACKS)
+            assert topics.topic_image().topics[kept].racks == (RACKS, RACKS)
             nodes[0].kill()
             while len(topics.brokers) != 2:
                 await poll()
-            assert topics.image().topics[kept].racks == (RACKS, RACKS)  # its rack is known, and it has not moved
+            assert topics.topic_image().topics[kept].racks == (RACKS, RACKS)  # its rack is known, and it has not moved
             (await admin.delete_topics([gone])).all()
             while gone in topics.by_name:
                 await poll()

@@ -49,7 +49,7 @@ def test_the_nodes_of_the_leader(zookeeper: ZooKeeper) -> None:
         one = before.candidate(1)
         assert one is not None
         await services.end_without_leaving(1)
-        services.open[2].suspect(one)
+        services.open[2].remove_dead_candidate(one)
         await services.agreed(2)
         assert Election.from_bytes(services.data(EPOCH)).epoch == 2
         await services.enter(candidate(3))
@@ -62,7 +62,7 @@ def test_the_nodes_of_the_leader(zookeeper: ZooKeeper) -> None:
                 there.append(services.owner(f"{IDS}/2") is not None)
 
         retiring.on_changes(look)
-        await retiring.retire()
+        await retiring.hand_over_and_leave()
         await services.agreed(3)
         assert there[0], "its shards were given while it was there still"
 
@@ -102,7 +102,7 @@ def test_planted_fault_earlier_session(zookeeper: ZooKeeper, monkeypatch: pytest
     def by_content(node: ZNode, session: int) -> bool:
         return node.owner == session or node.data.startswith(b"{")
 
-    monkeypatch.setattr(zookeeper_door, "is_of", by_content)
+    monkeypatch.setattr(zookeeper_door, "is_of_session", by_content)
     with pytest.raises(AssertionError, match="earlier session"):
         _owned_story(zookeeper)
 

@@ -53,7 +53,7 @@ def test_each_server_killed_in_turn(three: Ensemble) -> None:
             gone = placement.candidate(elected)
             assert gone is not None
             await services.end_without_leaving(elected)
-            next(iter(services.open.values())).suspect(gone)
+            next(iter(services.open.values())).remove_dead_candidate(gone)
             await services.agreed(*services.open)
             await services.enter(candidate(elected))
             await services.agreed(1, 2, 3)

@@ -7,11 +7,11 @@ import pytest
 from kohort.cluster.coordination.placement import Candidate
 from kohort.cluster.zookeeper.nodes import (
     Registration,
-    checksum,
-    name_of,
-    node_name,
-    parents,
-    partition_of,
+    decode_node_name,
+    encode_node_name,
+    owners_checksum,
+    parent_paths,
+    partition_in_path,
     partition_path,
     partitions_missing_owner_nodes,
 )
@@ -23,8 +23,8 @@ PARTS = [TopicPartition("t", 0), TopicPartition("t", 1), TopicPartition("u.v-w",
 
 @pytest.mark.parametrize("name", ["g", "a/b", "100%", "%2F", ".", "..", "a.b", "\x00\x1f\x7f", "grüße", "\ue000", "￿"])
 def test_names_are_read_back_and_are_what_zookeeper_takes(name: str) -> None:
-    node = node_name(name)
-    assert name_of(node) == name
+    node = encode_node_name(name)
+    assert decode_node_name(node) == name
     assert "/" not in node
     assert node not in (".", "..")
     assert all(0x20 <= ord(letter) < 0x7F or 0x9F < ord(letter) < 0xD800 for letter in node)
@@ -33,19 +33,19 @@ def test_names_are_read_back_and_are_what_zookeeper_takes(name: str) -> None:
 @pytest.mark.parametrize("part", PARTS)
 def test_partitions_of_paths(part: TopicPartition) -> None:
     path = partition_path("/owners/g", part, -1)
-    assert partition_of(path) == part
-    assert list(parents(path, "/owners")) == ["/owners/g", f"/owners/g/{part.topic}"]
+    assert partition_in_path(path) == part
+    assert list(parent_paths(path, "/owners")) == ["/owners/g", f"/owners/g/{part.topic}"]
 
 
 def test_paths_of_others_are_no_partitions() -> None:
-    assert partition_of("/owners/g/t/x") is None
-    assert partition_of("1-0") is None
+    assert partition_in_path("/owners/g/t/x") is None
+    assert partition_in_path("1-0") is None
 
 
 def test_numbers_in_names_of_nodes_have_as_many_digits_as_those_of_kafka() -> None:
     """A node of another client of ZooKeeper, whose number Python refuses to read, ended the mirror of groups."""
     for digits in ("9" * 5_000, "12345678901", "²", "٣"):
-        assert partition_of(f"/owners/g/t/1-{digits}") is None
+        assert partition_in_path(f"/owners/g/t/1-{digits}") is None
         with pytest.raises(CorruptDataError):
             Registration.from_bytes(digits, Registration(Candidate(1, "i", "h", 1, None)).to_bytes())
 
@@ -67,5 +67,15 @@ def test_what_is_missing() -> None:
 
 def test_a_checksum_tells_maps_apart() -> None:
     one = dict.fromkeys(PARTS, "a-0")
-    assert checksum(one) == checksum(dict(reversed(one.items())))
-    assert len({checksum(one), checksum({**one, PARTS[0]: "b-0"}), checksum({}), checksum({PARTS[0]: "a-0"})}) == 4
+    assert owners_checksum(one) == owners_checksum(dict(reversed(one.items())))
+    assert (
+        len(
+            {
+                owners_checksum(one),
+                owners_checksum({**one, PARTS[0]: "b-0"}),
+                owners_checksum({}),
+                owners_checksum({PARTS[0]: "a-0"}),
+            }
+        )
+        == 4
+    )

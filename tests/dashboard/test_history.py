@@ -171,7 +171,7 @@ def overview(url: str) -> Any:
 
 def kept_reads(path: Path) -> list[int]:
     with HistoryReader(path) as reader:
-        return [values.at_ms for values in reader.reads()]
+        return [values.at_ms for values in reader.read_values()]
 
 
 def asked(*words: str) -> subprocess.CompletedProcess[str]:

@@ -245,17 +245,17 @@ def test_tries_are_limited_and_allowed_again_with_time(closed: Dashboard, clock:
 def test_tries_at_a_user_are_limited_from_all_addresses(users: Path, clock: Clock) -> None:
     tries = logins.FailedLoginLimits(clock)
     for number in range(logins.USER_TRIES):
-        tries.check(f"192.0.2.{number}", "alice")
+        tries.check_attempt(f"192.0.2.{number}", "alice")
         tries.count_failure(f"192.0.2.{number}", "alice")
     with pytest.raises(logins.BusyError):
-        tries.check("198.51.100.1", "alice")
-    tries.check("198.51.100.1", "bob")
+        tries.check_attempt("198.51.100.1", "alice")
+    tries.check_attempt("198.51.100.1", "bob")
     for address in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
-        tries.check(address, "alice")  # nobody elsewhere can lock a user out of the machine itself
+        tries.check_attempt(address, "alice")  # nobody elsewhere can lock a user out of the machine itself
     for number in range(logins.ADDRESS_TRIES):
         tries.count_failure(f"2001:db8::{number:x}", f"u{number}")
     with pytest.raises(logins.BusyError):
-        tries.check("2001:db8::ffff", "bob")
+        tries.check_attempt("2001:db8::ffff", "bob")
 
 
 def test_addresses_of_loopback_are_counted_as_one(users: Path, clock: Clock) -> None:
@@ -263,12 +263,12 @@ def test_addresses_of_loopback_are_counted_as_one(users: Path, clock: Clock) -> 
     logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
     for number in range(logins.ADDRESS_TRIES):
         with pytest.raises(NotAuthorizedError):
-            logged_in.begin(f"127.0.{number}.2", "alice", f"guess-{number}")
+            logged_in.log_in(f"127.0.{number}.2", "alice", f"guess-{number}")
     for address in ("127.1.2.3", "127.0.0.1", "::1", "::ffff:127.0.0.9"):
         with pytest.raises(logins.BusyError):
-            logged_in.begin(address, "alice", "one more guess")
+            logged_in.log_in(address, "alice", "one more guess")
     clock.now_s += logins.TRY_INTERVAL_S
-    logged_in.begin("127.0.0.1", "alice", "secret-1")
+    logged_in.log_in("127.0.0.1", "alice", "secret-1")
 
 
 def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock) -> None:
@@ -277,8 +277,8 @@ def test_addresses_of_ipv4_are_counted_apart_on_a_listener_of_ipv6(clock: Clock)
         tries.count_failure("::ffff:192.0.2.1", f"u{number}")
     for address in ("::ffff:192.0.2.1", "192.0.2.1"):
         with pytest.raises(logins.BusyError):
-            tries.check(address, "alice")
-    tries.check("::ffff:192.0.2.2", "alice")
+            tries.check_attempt(address, "alice")
+    tries.check_attempt("::ffff:192.0.2.2", "alice")
 
 
 def test_passwords_that_every_user_of_the_machine_can_read_are_warned_of(
@@ -294,33 +294,33 @@ def test_passwords_that_every_user_of_the_machine_can_read_are_warned_of(
 
 def test_strangers_do_not_lock_a_user_out_of_known_addresses(users: Path, clock: Clock) -> None:
     logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
-    logged_in.begin("192.0.2.200", "alice", "secret-1")
+    logged_in.log_in("192.0.2.200", "alice", "secret-1")
     for number in range(logins.USER_TRIES):
         with pytest.raises(NotAuthorizedError):
-            logged_in.begin(f"192.0.2.{number}", "alice", "x")
+            logged_in.log_in(f"192.0.2.{number}", "alice", "x")
     with pytest.raises(logins.BusyError):
-        logged_in.begin("198.51.100.1", "alice", "secret-1")
-    logged_in.begin("192.0.2.200", "alice", "secret-1")
-    logged_in.begin("127.0.0.1", "alice", "secret-1")
+        logged_in.log_in("198.51.100.1", "alice", "secret-1")
+    logged_in.log_in("192.0.2.200", "alice", "secret-1")
+    logged_in.log_in("127.0.0.1", "alice", "secret-1")
     for _ in range(logins.ADDRESS_TRIES):
         with pytest.raises(NotAuthorizedError):
-            logged_in.begin("192.0.2.200", "alice", "x")
+            logged_in.log_in("192.0.2.200", "alice", "x")
     with pytest.raises(logins.BusyError):
-        logged_in.begin("192.0.2.200", "alice", "secret-1")
+        logged_in.log_in("192.0.2.200", "alice", "secret-1")
 
 
 def test_known_addresses_are_bounded(users: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logins, "KNOWN_ADDRESSES_MAX", 2)
     logged_in = DashboardLogins(DashboardUsers(users, clock), clock)
     for address in ("192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.3"):
-        logged_in.begin(address, "alice", "secret-1")
+        logged_in.log_in(address, "alice", "secret-1")
     for number in range(10, 10 + logins.USER_TRIES):
         with pytest.raises(NotAuthorizedError):
-            logged_in.begin(f"192.0.2.{number}", "alice", "x")
+            logged_in.log_in(f"192.0.2.{number}", "alice", "x")
     for address in ("192.0.2.1", "192.0.2.3"):
-        logged_in.begin(address, "alice", "secret-1")
+        logged_in.log_in(address, "alice", "secret-1")
     with pytest.raises(logins.BusyError):
-        logged_in.begin("192.0.2.2", "alice", "secret-1")
+        logged_in.log_in("192.0.2.2", "alice", "secret-1")
 
 
 def test_failures_that_are_counted_are_bounded(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
@@ -439,8 +439,8 @@ def test_file_that_becomes_empty_has_no_users(
 )
 def test_host_that_no_request_can_name_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match="host name"):
-        AccessOptions(host=("board.example", name)).access("127.0.0.1")
-    names = AccessOptions(host=("Board.example", "xn--bcher-kva")).access("h").hosts
+        AccessOptions(host=("board.example", name)).dashboard_access("127.0.0.1")
+    names = AccessOptions(host=("Board.example", "xn--bcher-kva")).dashboard_access("h").hosts
     assert names == {"board.example", "xn--bcher-kva", "h"}
 
 

@@ -21,7 +21,7 @@ from kohort.client.admin.values import ScramCredential
 from kohort.dashboard import cluster_lookups
 from kohort.dashboard.cluster_lookups import AnswerCache, BusyError
 from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.region.region import Region
 from kohort.region.region_key import KEY_VARIABLE
 from kohort.region.region_topic import TOPIC
@@ -243,7 +243,7 @@ def test_region_without_a_control_plane_is_given_up_after_the_limit(
     limits: list[float] = []
     whole = Region.describe
 
-    def describe(self: Region, timeout_s: float = 0.0) -> RegionSeen:
+    def describe(self: Region, timeout_s: float = 0.0) -> RegionStatus:
         limits.append(timeout_s)
         return whole(self, timeout_s)
 

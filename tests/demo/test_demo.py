@@ -18,11 +18,11 @@ from kohort.cli.app import run
 from kohort.demo.account import (
     SCHEMA,
     compare_with_topic,
-    differences,
-    draw,
-    query_of,
-    show,
-    summed,
+    draw_delays,
+    duckdb_query_of,
+    print_result,
+    sum_by_columns,
+    sum_differences,
     worst_connections,
 )
 from kohort.demo.flights import ALL, flights_table, recorded_flights
@@ -111,7 +111,7 @@ def test_account_takes_two_different_rows_of_one_offset_for_a_fault() -> None:
 
 def test_flights_are_summed_by_connection_and_hour() -> None:
     rows = pa.concat_tables([written((0, 0), (0, 1)), written((0, 2), late=None)])
-    [row] = summed(rows, ["carrier", "hour"]).to_pylist()
+    [row] = sum_by_columns(rows, ["carrier", "hour"]).to_pylist()
     assert row == {
         "carrier": "UA", "hour": 6, "flights": 3, "dep_known": 2, "dep_minutes": 10, "arr_known": 0, "arr_minutes": 0,
     }  # fmt: skip
@@ -119,14 +119,14 @@ def test_flights_are_summed_by_connection_and_hour() -> None:
 
 def test_differences_name_the_connections_that_are_not_the_data() -> None:
     every = flights_table(1_000)
-    assert list(differences(every, 1_000)) == []
-    short = list(differences(every.slice(1), 1_000))
+    assert list(sum_differences(every, 1_000)) == []
+    short = list(sum_differences(every.slice(1), 1_000))
     assert len(short) == 1 and short[0].startswith("UA EWR IAH 5:00: ")
 
 
 def test_result_is_shown_with_its_faults_and_the_picture_is_drawn(tmp_path: Path) -> None:
     once = flights_table(3_000)
-    draw(once, tmp_path / "late.png", "each counted once")
+    draw_delays(once, tmp_path / "late.png", "each counted once")
     assert (tmp_path / "late.png").read_bytes().startswith(b"\x89PNG")
     worst = worst_connections(once, 20)
     means = [row["dep_mean"] for row in worst]
@@ -146,7 +146,11 @@ def test_result_is_shown_with_its_faults_and_the_picture_is_drawn(tmp_path: Path
     text = shown(outcome)
     assert "every flight counted once" in text and "3,010" in text and "1.5 s" in text and "Stable, lag 0" in text
     assert "DuckDB" not in text
-    outcome |= {"exact": False, "region": {"name": "r", "sequence": 7, "epoch": 2}, "query": query_of("/[x]/m.json")}
+    outcome |= {
+        "exact": False,
+        "region": {"name": "r", "sequence": 7, "epoch": 2},
+        "query": duckdb_query_of("/[x]/m.json"),
+    }
     outcome["account"]["faults"] = ["UA is short"]
     text = shown(outcome)
     assert "the account is not right" in text and "wrong: UA is short" in text and "r: sequence 7, epoch 2" in text
@@ -155,7 +159,7 @@ def test_result_is_shown_with_its_faults_and_the_picture_is_drawn(tmp_path: Path
 
 def shown(outcome: dict[str, Any]) -> str:
     out = StringIO()
-    show(outcome, Console(file=out, width=120))
+    print_result(outcome, Console(file=out, width=120))
     return out.getvalue()
 
 

@@ -36,9 +36,15 @@ from kohort.ids import AclOperation, AclPattern, AclPermission
 from kohort.io.channel import LinkFrames, ListenerHandshake, token_proof
 from kohort.log.config import LogConfig
 from kohort.log.cooperative import LoopBudget, TooMuchForLoopError
-from kohort.log.validator import BatchValidator, place
-from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
-from kohort.region.record_codec import decode_fact, key_of, region_in_claim_key, region_in_record_key, value_of
+from kohort.log.validator import BatchValidator, assign_offsets
+from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode_message
+from kohort.region.record_codec import (
+    decode_fact,
+    encode_fact_key,
+    encode_fact_value,
+    region_in_claim_key,
+    region_in_record_key,
+)
 from kohort.wire import push, record_walk
 from kohort.wire.batch import HEADER_SIZE, parse_header
 from kohort.wire.framing import APIS, decode_request_header
@@ -163,7 +169,7 @@ def _users() -> Users:
     with tempfile.TemporaryDirectory(prefix="kohort-fuzz-users-") as folder:
         users = Users(Path(folder))
         for number, name in ((1, "sha256"), (2, "sha512")):
-            users.change((), [("alice", number, _ROUNDS, _SALT, _salted(name))])
+            users.change_credentials((), [("alice", number, _ROUNDS, _SALT, _salted(name))])
         users.decoy_credential("nobody", "SCRAM-SHA-256")  # reads the secret of made-up salts
         return users
 
@@ -257,7 +263,7 @@ def check_records(data: bytes) -> str:
     except KafkaError as error:
         return f"{outcome}; {_words(error)}"
     count = sum(found.records_count for found in headers)
-    end, placed = place(bytearray(accepted), headers, 0, 0)
+    end, placed = assign_offsets(bytearray(accepted), headers, 0, 0)
     whole = b"".join(placed) if isinstance(placed, list) else bytes(placed)
     decoded = _decoded(RecordSet("t", 0, whole, 0))
     rows = sum(1 for _ in decoded.records())
@@ -324,7 +330,7 @@ REGION_BODIES = (b"", b"one", b"two" * 100, b"last")
 def region_stream() -> bytes:
     """The frames that a member sends, from the first on."""
     sealer = LinkFrames(REGION_TOKEN, REGION_NONCES, is_caller=True).sealer
-    return b"".join(map(sealer.frame, REGION_BODIES))
+    return b"".join(map(sealer.seal_frame, REGION_BODIES))
 
 
 def check_region_frames(data: bytes) -> str:
@@ -333,7 +339,7 @@ def check_region_frames(data: bytes) -> str:
     handshake.nonce = REGION_NONCES[:32]
     said = data[: ListenerHandshake.SAID_BYTES]
     try:
-        _, frames = handshake.answer(said)
+        _, frames = handshake.check_and_answer(said)
     except PermissionError:
         if said == REGION_NONCES[32:] + token_proof(REGION_TOKEN, "caller", REGION_NONCES):
             raise Finding("an honest member is refused") from None
@@ -360,8 +366,8 @@ def _check_message(decode: Callable[[bytes], Any], data: bytes) -> str:
         message = decode(data)
     except UnknownMessageError as error:
         return _words(error)
-    again = encode(message)
-    if encode(decode(again)) != again:
+    again = encode_message(message)
+    if encode_message(decode(again)) != again:
         raise Finding(f"{message!r} is another message after it was encoded")
     return type(message).__name__
 
@@ -385,8 +391,8 @@ def check_region_fact(data: bytes) -> str:
         fact = decode_fact(key, value)
     except CorruptDataError as error:
         return _words(error)
-    encoded = value_of(fact)
-    if value_of(decode_fact(key_of(fact), encoded)) != encoded:
+    encoded = encode_fact_value(fact)
+    if encode_fact_value(decode_fact(encode_fact_key(fact), encoded)) != encoded:
         raise Finding(f"{fact!r} is another fact after it was encoded")
     return type(fact).__name__
 
@@ -476,7 +482,7 @@ def _compare_decisions(index: AclIndex, rules: list[AclRule], names: set[str], c
         for principal, host in sorted(callers)[:6]:
             for operation in _OPERATIONS[::3]:
                 for default in (False, True):
-                    found = index.decide(principal, host, operation, (2, name), default)
+                    found = index.is_allowed(principal, host, operation, (2, name), default)
                     if found != _plainly_decided(rules, principal, host, operation, name, default):
                         raise Finding(f"{principal!r} at {host!r}: {operation} on {name!r} is {found} by {rules}")
 

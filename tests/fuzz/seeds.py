@@ -21,20 +21,20 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, KeySet, OKPKey, RSAKey
 
 from kohort.io.channel import token_proof
-from kohort.region.message_codec import encode
+from kohort.region.message_codec import encode_message
 from kohort.region.messages import Answer, Ask, CheckpointAttempt, Identity, Order, Report
-from kohort.region.record_codec import key_of, value_of
+from kohort.region.record_codec import encode_fact_key, encode_fact_value
 from kohort.region.records import (
-    Birth,
-    Claim,
     Contribution,
-    Epoch,
-    Initial,
+    EpochBegun,
+    GroupClaim,
+    InitialOffset,
     Manifest,
     OffsetSpan,
     Position,
-    Stopped,
-    Term,
+    RegionCreated,
+    RegionStopped,
+    TermBegun,
 )
 from kohort.wire import push
 from kohort.wire.batch import BatchRecord, build_batch
@@ -116,16 +116,16 @@ def _regions() -> Iterator[tuple[str, str, bytes]]:
     yield "region-frames", "stranger", bytes(64) + region_stream()
     for name, kinds in (("region-said", (Report, Ask)), ("region-heard", (Order, Answer))):
         for kind in (found for union in kinds for found in get_args(union)):
-            yield name, kind.__name__.lower(), encode(kind(*(_value(str(text)) for text in _fields(kind))))
+            yield name, kind.__name__.lower(), encode_message(kind(*(_value(str(text)) for text in _fields(kind))))
     region_id = UUID(int=66)
     position = Position("g", "t", UUID(int=1), 0, 10, 2)
     for fact in (
-        Term("r", 3, "127.0.0.1", 9, b"", 0), Epoch("r", 5, 3, 6, 0, "m", 0), Birth("r", region_id, 0),
-        Stopped("r", "who", "m", "why", 0), Claim("g", "r", "app", 0),
+        TermBegun("r", 3, "127.0.0.1", 9, b"", 0), EpochBegun("r", 5, 3, 6, 0, "m", 0),
+        RegionCreated("r", region_id, 0), RegionStopped("r", "who", "m", "why", 0), GroupClaim("g", "r", "app", 0),
         Manifest("r", region_id, 4, 3, 0, 0, ("m",), ("m",), (position,), places=("s",)),
-        Initial("r", "g", "t", UUID(int=1), 0, 10, 2),
+        InitialOffset("r", "g", "t", UUID(int=1), 0, 10, 2),
     ):  # fmt: skip
-        yield "region-fact", type(fact).__name__.lower(), key_of(fact) + b"\n" + value_of(fact)
+        yield "region-fact", type(fact).__name__.lower(), encode_fact_key(fact) + b"\n" + encode_fact_value(fact)
 
 
 def _nested() -> Iterator[tuple[str, str, bytes]]:

@@ -19,13 +19,13 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.effects import (
     BackgroundTask,
     Computation,
-    Counted,
-    DividePartitions,
+    ComputePushAssignment,
+    CoordinatorMeter,
+    CounterIncreased,
     Effects,
     FindOffsets,
     JoinGroupReply,
     Lookup,
-    Meter,
     Now,
     ReplyValue,
     ResolveRegexes,
@@ -44,7 +44,7 @@ from kohort.groups.events import (
     OffsetToCommit,
     PushPosition,
     SyncGroup,
-    Tick,
+    TimersDue,
     Topic,
     TopicImage,
     TopicsChanged,
@@ -139,7 +139,7 @@ class Trial:
         for event in events:
             outcome = self._take(self.machine.step(event, self.now))
         while (due := self.machine.next_deadline_ms()) is not None and due <= self.mono_ms:
-            self._take(self.machine.step(Tick(), self.now))
+            self._take(self.machine.step(TimersDue(), self.now))
         self.outcome = outcome
         return outcome
 
@@ -153,7 +153,7 @@ class Trial:
         end = self.mono_ms + ms
         while (due := self.machine.next_deadline_ms()) is not None and due <= end:
             self._move(max(due, self.mono_ms))
-            self.feed(Tick())
+            self.feed(TimersDue())
         self._move(end)
 
     def restart(self, cut: int | None = None, settings: Mapping[str, GroupSettings] | None = None) -> None:
@@ -236,9 +236,9 @@ class Trial:
         event = OffsetFetch(self.request(), group_id, (TopicPartition(topic, partition),), **more)
         return self.ask(event).offsets[0].offset
 
-    def counted(self, meter: Meter) -> int:
+    def counted(self, meter: CoordinatorMeter) -> int:
         """How far a meter has moved."""
-        return sum(note.amount for note in self.notes if isinstance(note, Counted) and note.meter is meter)
+        return sum(note.amount for note in self.notes if isinstance(note, CounterIncreased) and note.meter is meter)
 
     def stable(self, count: int, **more: Any) -> tuple[list[str], int]:
         """A stable group of `count` new members, the first leading; their ids and the generation."""
@@ -296,10 +296,10 @@ class Trial:
                 self.questions.append(work)
             elif isinstance(work, ResolveRegexes):
                 self.feed(assignment.resolve_regexes(work, match))
-            elif isinstance(work, DividePartitions):
-                self.feed(rebalance.divide_partitions(work, match))
+            elif isinstance(work, ComputePushAssignment):
+                self.feed(rebalance.compute_push_assignment(work, match))
             else:
-                self.feed(assignment.compute(work))
+                self.feed(assignment.compute_target_assignment(work))
 
     def offsets_found(self, work: FindOffsets) -> OffsetsFound:
         """Every log begins at 0 and ends at 100."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import DismissConsumer, Effects, PingConsumer, Pushed, StartConsumer, StopConsumer
+from kohort.groups.effects import DisconnectConsumer, Effects, PingConsumer, Pushed, StartConsumer, StopConsumer
 from kohort.groups.events import (
     Client,
     ConnectionLost,
-    ConsumerAnswered,
+    PushConsumerAnswered,
     PushPosition,
     PushRequestKind,
     RegisterConsumer,
@@ -73,7 +73,7 @@ class PushConsumer:
 
     def take(self, value: Pushed) -> None:
         """A frame has come."""
-        if isinstance(value, DismissConsumer):
+        if isinstance(value, DisconnectConsumer):
             self.dismissed = value.why
         else:
             self.owed.append(value)
@@ -96,7 +96,7 @@ class PushConsumer:
                 self.reads = reported if self.stopped else self.reads
                 self.stopped = False
         asked = ASKED[type(value)]
-        self.trial.feed(ConsumerAnswered(value.group_id, self.name, self.connection, asked, error, positions))
+        self.trial.feed(PushConsumerAnswered(value.group_id, self.name, self.connection, asked, error, positions))
 
     def read(self, count: int) -> None:
         """Move on in each partition."""

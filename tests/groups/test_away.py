@@ -11,7 +11,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.admission import LEFT_FOR_A_WHILE
 from kohort.groups.consumer.members import CurrentAssignment
 from kohort.groups.effects import DescribedConsumerGroup
-from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseLongPolls, Tick
+from kohort.groups.events import ConnectionLost, ConsumerGroupDescribe, GroupSettings, ReleaseLongPolls, TimersDue
 from tests.groups.harness import Trial, owned
 from tests.groups.test_conversion import offer
 
@@ -166,7 +166,7 @@ def test_a_coordinator_that_starts_again_finds_it_away() -> None:
     leave(trial, "a")
     trial.restart()
     trial.set_topics(t=4)
-    trial.feed(Tick())
+    trial.feed(TimersDue())
     assert (current_of(trial, "a").member_epoch, share(trial, "a")) == (LEFT_FOR_A_WHILE, [0, 1, 2, 3])
     trial.pass_time(SESSION_MS)
     assert described(trial).state == "Empty"

@@ -6,7 +6,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import admission
-from kohort.groups.effects import JoinedMember, JoinGroupReply, LeftMember, Meter, SyncGroupReply
+from kohort.groups.effects import CoordinatorMeter, JoinedMember, JoinGroupReply, LeftMember, SyncGroupReply
 from kohort.groups.events import ConnectionLost, DescribeGroups, LeaveGroup, LeavingMember, SyncGroup
 from kohort.groups.records import GenerationStarted, GroupSaved
 from tests.groups.harness import Trial, protocols, subscription
@@ -37,7 +37,7 @@ def test_a_first_member_leads_generation_one() -> None:
     saved = trial.journal[-1]
     assert isinstance(saved, GroupSaved)
     assert (saved.generation, saved.leader, saved.members[0].assignment) == (1, "m1", b"x")
-    assert trial.counted(Meter.COMPLETED_REBALANCES) == 1
+    assert trial.counted(CoordinatorMeter.COMPLETED_REBALANCES) == 1
 
 
 def test_followers_learn_the_leader_but_not_the_members() -> None:

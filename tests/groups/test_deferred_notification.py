@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import client_quirks
-from kohort.groups.effects import Meter
+from kohort.groups.effects import CoordinatorMeter
 from kohort.groups.events import ConnectionLost, Heartbeat, ReleaseLongPolls
 from tests.groups.harness import Trial, protocols
 from tests.groups.test_conversion import make_classic, make_trial
@@ -483,7 +483,7 @@ def test_a_connection_that_ends_while_held_is_held_no_more() -> None:
     trial = Held()
     trial.beat_all()
     trial.feed(ConnectionLost(1))
-    assert trial.counted(Meter.HELD_DISCONNECTS) == 1
+    assert trial.counted(CoordinatorMeter.HELD_DISCONNECTS) == 1
     trial.send(trial.members[0], connection=7)
     assert trial.all_heard() == [ErrorCode.NONE, None, None]
     assert trial.classic_group().members[trial.members[0]].interval_ms > 2_500
@@ -495,7 +495,7 @@ def test_a_member_that_comes_late_after_a_hold_is_held_no_more() -> None:
     trial.pass_time(2_700 + 4_700)
     trial.beat_all()
     assert trial.all_heard() == [ErrorCode.NONE] * 3
-    assert trial.counted(Meter.HELD_LATE) == 3
+    assert trial.counted(CoordinatorMeter.HELD_LATE) == 3
 
 
 def test_a_replaced_static_member_is_fenced_while_it_is_held() -> None:
@@ -545,4 +545,4 @@ def test_a_group_that_takes_a_consumer_member_in_holds_no_classic_heartbeat() ->
     ],
 )
 def test_whose_heartbeats_are_held(mode: str, software: str | None, expected: int) -> None:
-    assert client_quirks.classic_delay_ms(mode, software) == expected
+    assert client_quirks.max_heartbeat_delay_ms(mode, software) == expected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Meter
+from kohort.groups.effects import CoordinatorMeter
 from kohort.groups.events import ListGroups, OffsetDelete, OffsetToCommit, TransactionEnded, TxnOffsetCommit
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, protocols
@@ -28,7 +28,7 @@ def assert_expires_from_now(trial: Trial) -> None:
     assert trial.committed() == 1
     trial.pass_time(2 * CHECK_MS)
     assert trial.committed() == -1
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
+    assert trial.counted(CoordinatorMeter.OFFSET_EXPIRATIONS) == 1
     assert is_gone(trial)
     assert list(trial.machine.snapshot()) == []
 
@@ -147,7 +147,7 @@ def test_thousands_of_positions_expire_over_several_steps() -> None:
             trial.commit(1, group_id=f"g{number}", partition=partition)
     trial.notes.clear()
     trial.pass_time(HOUR_MS + 2 * CHECK_MS)
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 12_000
+    assert trial.counted(CoordinatorMeter.OFFSET_EXPIRATIONS) == 12_000
     assert list(trial.machine.snapshot()) == []
 
 
@@ -172,10 +172,10 @@ def test_scenario_13_a_consumer_group_with_members_loses_only_positions_of_topic
         assert trial.commit(number, "a", epoch, topic=topic) is ErrorCode.NONE
     trial.pass_time(HOUR_MS - 2 * CHECK_MS)
     assert trial.committed("old") == 1, "not before its retention"
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 0
+    assert trial.counted(CoordinatorMeter.OFFSET_EXPIRATIONS) == 0
     trial.pass_time(3 * CHECK_MS)
     assert [trial.committed(topic) for topic in ("t", "old", "other")] == [0, -1, 2]
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 1
+    assert trial.counted(CoordinatorMeter.OFFSET_EXPIRATIONS) == 1
     trial.beat("b", -1)
     trial.pass_time(2 * CHECK_MS)
     assert [trial.committed(topic) for topic in ("t", "other")] == [0, -1], "whose last reader has gone"
@@ -231,7 +231,7 @@ def test_scenario_13_pending_positions_of_a_consumer_group_keep_theirs(members: 
         trial.beat("a", -1)
     trial.pass_time(3 * HOUR_MS)
     assert trial.committed("old") == 1
-    assert trial.counted(Meter.OFFSET_EXPIRATIONS) == 0
+    assert trial.counted(CoordinatorMeter.OFFSET_EXPIRATIONS) == 0
     trial.feed(TransactionEnded(9, 0, commit=False, request=trial.request()))
     trial.pass_time(2 * CHECK_MS)
     assert trial.committed("old") == -1

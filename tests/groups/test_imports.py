@@ -8,7 +8,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups import admission, offsets
-from kohort.groups.effects import ImportGroupOffsets, LogLine, Meter
+from kohort.groups.effects import CoordinatorMeter, ImportGroupOffsets, LogLine
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -105,7 +105,7 @@ def test_offsets_are_there_before_the_first_answer(naming: Naming) -> None:
     assert trial.fetch() == POSITIONS
     assert naming(trial) is ErrorCode.NONE
     assert trial.questions == []
-    assert trial.counted(Meter.GROUP_IMPORTS) == 1
+    assert trial.counted(CoordinatorMeter.GROUP_IMPORTS) == 1
     assert any("imported with 3 offsets" in line for line in trial.log_lines())
     kept = trial.machine.context.ledger.groups["g"].offsets["t", 1]
     assert (kept.leader_epoch, kept.metadata, kept.commit_ms, kept.expire_ms) == (-1, "", trial.wall_ms, -1)

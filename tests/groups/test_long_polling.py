@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.groups.effects import Meter
+from kohort.groups.effects import CoordinatorMeter
 from kohort.groups.events import ConnectionLost
 from tests.groups.harness import Trial
 from tests.groups.test_deferred_notification import Held
@@ -32,11 +32,11 @@ def test_connections_that_end_while_a_reply_is_held_are_counted_in_both_protocol
     classic = Held()
     classic.send(classic.members[0])
     for trial in (consumer, classic):
-        assert trial.counted(Meter.HELD_DISCONNECTS) == 0
+        assert trial.counted(CoordinatorMeter.HELD_DISCONNECTS) == 0
         trial.feed(ConnectionLost(1, noticed=False))
-        assert trial.counted(Meter.HELD_DISCONNECTS) == 1
+        assert trial.counted(CoordinatorMeter.HELD_DISCONNECTS) == 1
         trial.feed(ConnectionLost(1, noticed=False))
-        assert trial.counted(Meter.HELD_DISCONNECTS) == 1
+        assert trial.counted(CoordinatorMeter.HELD_DISCONNECTS) == 1
 
 
 def test_only_a_classic_member_is_not_held_again_after_that() -> None:

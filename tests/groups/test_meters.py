@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Meter, Rebalanced
+from kohort.groups.effects import CoordinatorMeter, Rebalanced
 from kohort.groups.events import DeleteGroups, OffsetDelete, OffsetToCommit, TxnOffsetCommit
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, owned
@@ -23,7 +23,7 @@ def make_trial(**config: Any) -> Trial:
 def rebalances(trial: Trial) -> list[Rebalanced]:
     """Those that were told of; as many as were counted."""
     reported = [note for note in trial.notes if isinstance(note, Rebalanced)]
-    assert trial.counted(Meter.COMPLETED_REBALANCES) == len(reported)
+    assert trial.counted(CoordinatorMeter.COMPLETED_REBALANCES) == len(reported)
     return reported
 
 
@@ -99,11 +99,11 @@ def test_offsets_are_counted_by_partition_and_refused_ones_are_not() -> None:
     assert trial.commit(9, "a", epoch + 1) is ErrorCode.STALE_MEMBER_EPOCH
     assert trial.commit(9, "nobody", epoch) is ErrorCode.UNKNOWN_MEMBER_ID
     assert trial.commit(9, "a", epoch, metadata="x" * 5_000) is ErrorCode.OFFSET_METADATA_TOO_LARGE
-    assert trial.counted(Meter.OFFSET_COMMITS) == 3
+    assert trial.counted(CoordinatorMeter.OFFSET_COMMITS) == 3
     both = (OffsetToCommit("t", 0, 7), OffsetToCommit("t", 1, 7, metadata="x" * 5_000))
     sent = TxnOffsetCommit(trial.request(), "g", 9, 0, both, member_id="a", generation=epoch)
     assert trial.ask(sent).errors == (ErrorCode.NONE, ErrorCode.OFFSET_METADATA_TOO_LARGE)
-    assert trial.counted(Meter.OFFSET_COMMITS) == 4
+    assert trial.counted(CoordinatorMeter.OFFSET_COMMITS) == 4
 
 
 def test_deleted_offsets_are_counted_where_there_were_any() -> None:
@@ -115,8 +115,8 @@ def test_deleted_offsets_are_counted_where_there_were_any() -> None:
     asked = tuple(TopicPartition(topic, number) for topic in ("t", "old") for number in (0, 1))
     answers = trial.ask(OffsetDelete(trial.request(), "g", asked)).errors
     assert answers == (ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC,) * 2 + (ErrorCode.NONE,) * 2
-    assert trial.counted(Meter.OFFSET_DELETIONS) == 1
+    assert trial.counted(CoordinatorMeter.OFFSET_DELETIONS) == 1
     assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NON_EMPTY_GROUP,)
     trial.beat("a", -1)
     assert trial.ask(DeleteGroups(trial.request(), ("g",))).errors == (ErrorCode.NONE,)
-    assert trial.counted(Meter.OFFSET_DELETIONS) == 2
+    assert trial.counted(CoordinatorMeter.OFFSET_DELETIONS) == 2

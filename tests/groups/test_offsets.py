@@ -9,7 +9,7 @@ import pytest
 
 from kohort.errors import ErrorCode
 from kohort.groups.consumer.group import ConsumerGroup
-from kohort.groups.effects import FetchedOffset, Meter, OffsetDeleteReply
+from kohort.groups.effects import CoordinatorMeter, FetchedOffset, OffsetDeleteReply
 from kohort.groups.events import (
     DeleteGroups,
     OffsetCommit,
@@ -22,7 +22,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.offsets import all_accepted_reply
-from kohort.groups.records import Kind, OffsetCommitted, Tombstone, TransactionMarked
+from kohort.groups.records import OffsetCommitted, RecordKind, Tombstone, TransactionMarked
 from kohort.ids import TopicPartition
 from tests.groups.harness import Trial, protocols
 
@@ -58,7 +58,7 @@ def test_a_commit_keeps_offset_epoch_and_metadata() -> None:
     reply = trial.ask(OffsetFetch(trial.request(), "g", (TopicPartition("t", 3), TopicPartition("t", 4))))
     assert reply.offsets == (FetchedOffset("t", 3, 42, 7, "note"), FetchedOffset("t", 4))
     assert trial.ask(OffsetFetch(trial.request(), "g")).offsets == (FetchedOffset("t", 3, 42, 7, "note"),)
-    assert trial.counted(Meter.OFFSET_COMMITS) == 1
+    assert trial.counted(CoordinatorMeter.OFFSET_COMMITS) == 1
 
 
 def test_a_group_without_offsets_is_no_error() -> None:
@@ -192,7 +192,7 @@ def test_deleting_positions_of_topics_no_one_reads() -> None:
     assert delete(trial, "old") == OffsetDeleteReply(ErrorCode.NONE, (ErrorCode.NONE,))
     assert delete(trial, "never") == OffsetDeleteReply(ErrorCode.NONE, (ErrorCode.NONE,))
     assert (trial.committed("old"), trial.committed()) == (-1, 1)
-    assert trial.counted(Meter.OFFSET_DELETIONS) == 1
+    assert trial.counted(CoordinatorMeter.OFFSET_DELETIONS) == 1
 
 
 def test_deleting_positions_needs_a_group_that_allows_it() -> None:
@@ -268,7 +268,7 @@ def test_scenario_14_positions_of_a_deleted_topic_go_with_it() -> None:
     trial.commit(1, members[0], generation)
     trial.commit(2, members[0], generation, topic="u")
     trial.feed(TopicsDeleted(("t",)))
-    assert trial.outcome.records == [Tombstone((Kind.OFFSET, "g", "t", 0))]
+    assert trial.outcome.records == [Tombstone((RecordKind.OFFSET, "g", "t", 0))]
     assert (trial.committed(), trial.committed("u")) == (-1, 2)
 
 

@@ -18,11 +18,11 @@ from tests.groups.harness import Trial, subscription
 def test_timers_come_due_in_order_and_can_be_moved_and_cancelled() -> None:
     deadlines = Deadlines()
     first, second, third = (Timer(Deadline.SESSION, "g", name) for name in "abc")
-    deadlines.set(first, 10)
-    deadlines.set(second, 20)
-    deadlines.set(third, 30)
-    deadlines.set(first, 40)
-    deadlines.set(third, 5)
+    deadlines.set_timer(first, 10)
+    deadlines.set_timer(second, 20)
+    deadlines.set_timer(third, 30)
+    deadlines.set_timer(first, 40)
+    deadlines.set_timer(third, 5)
     second.cancel()
     assert deadlines.next_ms() == 5
     assert deadlines.pop_due(4) is None
@@ -38,12 +38,12 @@ def test_cancelled_timers_take_no_memory_until_their_time() -> None:
     deadlines = Deadlines()
     kept = [Timer(Deadline.SESSION, "g", str(number)) for number in range(3_000)]
     for number, timer in enumerate(kept):
-        deadlines.set(timer, 10_000 + number)
+        deadlines.set_timer(timer, 10_000 + number)
     for number in range(50_000):
         timer = Timer(Deadline.PENDING_MEMBER, "g", f"joined-{number}")
-        deadlines.set(timer, 1_800_000)
+        deadlines.set_timer(timer, 1_800_000)
         timer.cancel()
-        deadlines.set(kept[number % len(kept)], 10_000 + number % len(kept))
+        deadlines.set_timer(kept[number % len(kept)], 10_000 + number % len(kept))
     assert len(deadlines) <= 4 * len(kept)
     assert [deadlines.pop_due(20_000) for _ in kept] == kept
     assert deadlines.pop_due(2_000_000) is None
@@ -53,7 +53,7 @@ def test_a_timer_that_comes_earlier_again_and_again_is_kept_once() -> None:
     deadlines = Deadlines()
     timer = Timer(Deadline.SESSION, "g", "m")
     for due in range(50_000, 0, -1):
-        deadlines.set(timer, due)
+        deadlines.set_timer(timer, due)
     assert len(deadlines) <= SWEEP_MIN
     assert deadlines.pop_due(1) is timer
     assert deadlines.pop_due(50_000) is None
@@ -71,7 +71,7 @@ def test_timers_agree_with_a_plain_list(monkeypatch: pytest.MonkeyPatch) -> None
         action = chance.random()
         if action < 0.6:
             due = now + chance.randrange(100)
-            deadlines.set(timer, due)
+            deadlines.set_timer(timer, due)
             plain[timer] = due
         elif action < 0.7:
             timer.cancel()

@@ -41,13 +41,13 @@ from kohort.groups.events import (
     OffsetToCommit,
     ReleaseLongPolls,
     SyncGroup,
-    Tick,
+    TimersDue,
     TopicsChanged,
     TxnOffsetCommit,
 )
 from kohort.groups.failure_detector import CAREFUL, MonitoredMember
 from kohort.groups.group import GroupMembership
-from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, Release
+from kohort.groups.long_polling import SESSION_PARTS, SHORTEST_MS, LongPollEnd
 from kohort.groups.machine import PROTOCOLS, GroupMachine
 from kohort.groups.step import Step
 from kohort.groups.table import Table, Transition, reaction
@@ -162,7 +162,7 @@ class ToyGroup(GroupMembership):
         step.emit(ToyRecord(event.group_id, event.member_id, event.topics))  # type: ignore[arg-type]
         member = self.expect(step, event.member_id)
         self.end_long_poll(step, member)
-        member.bind(step, event.connection)
+        member.bind_connection(step, event.connection)
         if not self.begin_long_poll(step, member, event, event.delay_ms):
             step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
@@ -178,12 +178,12 @@ class ToyGroup(GroupMembership):
     def go(self, step: Step, member_id: str) -> None:
         step.emit(ToyRecord(self.group_id, state_ms=step.now.wall_ms))  # type: ignore[arg-type]
         member = self.heard.pop(member_id)
-        member.unbind(step)
+        member.unbind_connection(step)
         member.session.cancel()
         self.members.pop(member_id)
         self.cancel_long_poll(step, member, ErrorCode.UNKNOWN_MEMBER_ID)
 
-    def answer_long_poll(self, step: Step, member: ToyMember, event: SignIn, why: Release) -> None:
+    def answer_long_poll(self, step: Step, member: ToyMember, event: SignIn, why: LongPollEnd) -> None:
         step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
 
     def refuse_long_poll(self, step: Step, event: SignIn, error: ErrorCode, message: str | None) -> None:
@@ -201,7 +201,7 @@ class ToyGroup(GroupMembership):
     def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         return ErrorCode.NONE if event.member_id in self.members else ErrorCode.UNKNOWN_MEMBER_ID
 
-    def committed(self, step: Step, event: OffsetCommit) -> None:
+    def on_offsets_committed(self, step: Step, event: OffsetCommit) -> None:
         self.expect(step, event.member_id)
 
     def describe(self, step: Step) -> DescribedGroup:
@@ -345,15 +345,15 @@ def test_its_members_are_silent_when_they_are_late(trial: ToyTrial) -> None:
     member, third_ms = toy.heard["a"], SESSION_MS // 3
     longest_ms = third_ms * 3 // 2 + CAREFUL.late_ms
     trial.pass_time(longest_ms - 1)
-    trial.feed(Tick())
+    trial.feed(TimersDue())
     assert not toy.is_suspected(context, member)
     trial.pass_time(1)
-    trial.feed(Tick())
+    trial.feed(TimersDue())
     assert toy.is_suspected(context, member)
     member.clear_suspicion(context)
     trial.sign_in("a", connection=1)
     trial.pass_time(longest_ms)
-    trial.feed(Tick())
+    trial.feed(TimersDue())
     assert not toy.is_suspected(context, member), "it is given as much time as it took"
     hold(trial)
     assert toy.suspected_from_ms(context, member) is None, "who waits for an answer is never silent"
@@ -369,7 +369,7 @@ def test_a_reply_that_is_held_for_no_one_is_named(trial: ToyTrial) -> None:
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who is not in it"):
         invariants.check(context)
     toy.heard["a"], member.long_poll = member, None
-    member.bind(context, 1)
+    member.bind_connection(context, 1)
     with pytest.raises(invariants.BrokenInvariantError, match="is held for a, who knows nothing of it"):
         invariants.check(context)
     member.long_poll = held

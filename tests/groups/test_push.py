@@ -9,12 +9,19 @@ import pytest
 
 from kohort.consumer_protocol import read_assignment
 from kohort.errors import ErrorCode
-from kohort.groups.effects import DividePartitions, FindOffsets, Meter, MirroredPushGroup, Rebalanced, StartConsumer
+from kohort.groups.effects import (
+    ComputePushAssignment,
+    CoordinatorMeter,
+    FindOffsets,
+    MirroredPushGroup,
+    Rebalanced,
+    StartConsumer,
+)
 from kohort.groups.events import (
     Client,
-    ConsumerAnswered,
     DeleteGroups,
     DescribeGroups,
+    DescribePushGroups,
     LeaveGroup,
     LeavingMember,
     ListGroups,
@@ -22,11 +29,11 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetToCommit,
     OwnerNodesDeleted,
-    PartitionsDivided,
+    PushAssignmentComputed,
+    PushConsumerAnswered,
     PushRequestKind,
-    ShowPushGroups,
 )
-from kohort.groups.push.rebalance import divide_partitions
+from kohort.groups.push.rebalance import compute_push_assignment
 from kohort.groups.push.requests import first_ping_ms
 from kohort.ids import NO_POSITION, TopicPartition
 from tests.groups.harness import match
@@ -164,10 +171,10 @@ def test_pings_come_a_third_of_a_session_after_the_last_answer_and_carry_offsets
     assert trial.committed() == 3
     trial.pass_time(THIRD_MS - 1)
     assert a.seen == ["START", "PING"]
-    commits = trial.counted(Meter.OFFSET_COMMITS)
+    commits = trial.counted(CoordinatorMeter.OFFSET_COMMITS)
     trial.pass_time(10 * THIRD_MS)
     assert a.seen == ["START"] + ["PING"] * 11, "one every third"
-    assert trial.counted(Meter.OFFSET_COMMITS) == commits, "what has not moved is not written again"
+    assert trial.counted(CoordinatorMeter.OFFSET_COMMITS) == commits, "what has not moved is not written again"
 
 
 def test_first_pings_are_spread(trial: PushTrial) -> None:
@@ -215,7 +222,7 @@ def test_answers_on_another_connection_say_nothing(trial: PushTrial) -> None:
     a = trial.consumer("a")
     a.answers = False
     trial.pass_time(THIRD_MS)
-    trial.feed(ConsumerAnswered("g", "a", 99, PushRequestKind.PING))
+    trial.feed(PushConsumerAnswered("g", "a", 99, PushRequestKind.PING))
     trial.pass_time(SESSION_MS)
     assert a.dismissed is not None
 
@@ -342,7 +349,7 @@ def test_a_failed_assignment_is_tried_again_and_logged(trial: PushTrial) -> None
     a = trial.consumer("a")
     (work,) = trial.work
     trial.work.clear()
-    trial.feed(PartitionsDivided("g", work.ticket, {}, {}, "ValueError: no"))  # type: ignore[union-attr]
+    trial.feed(PushAssignmentComputed("g", work.ticket, {}, {}, "ValueError: no"))  # type: ignore[union-attr]
     trial.works_at_once = True
     trial.pass_time(trial.config.push_rebalance_backoff_ms)
     assert shares(a) == [6]
@@ -355,13 +362,13 @@ def test_a_rebalance_that_never_ends_is_given_up_and_said_so() -> None:
     a.answers = False
     trial.consumer("b", **long)
     trial.pass_time(59_000)
-    assert trial.counted(Meter.PUSH_FAILED) == 0
+    assert trial.counted(CoordinatorMeter.PUSH_FAILED) == 0
     a_late = PushTrial(push_rebalance_retries=0, push_rebalance_backoff_ms=100, push_failed_requests_max=9)
     a = a_late.consumer("a")
     a.answers = False
     b = a_late.consumer("b")
     a_late.pass_time(3 * THIRD_MS)
-    assert a_late.counted(Meter.PUSH_FAILED) == 1
+    assert a_late.counted(CoordinatorMeter.PUSH_FAILED) == 1
     assert a.dismissed is not None
     assert b.reads == {}, "its lease is not over"
     a_late.pass_time(9 * THIRD_MS)
@@ -583,8 +590,8 @@ def test_a_found_begin_replaces_no_position_that_was_committed_meanwhile(trial: 
     trial.works_at_once = False
     a = trial.consumer("a", auto_commit=False)
     division = trial.work.pop()
-    assert isinstance(division, DividePartitions)
-    trial.feed(divide_partitions(division, match))
+    assert isinstance(division, ComputePushAssignment)
+    trial.feed(compute_push_assignment(division, match))
     search = trial.work.pop()
     assert isinstance(search, FindOffsets)
     assert commit(trial, "a", 0, offset=42) is ErrorCode.NONE, "anyone in the group may say where it begins"
@@ -635,7 +642,7 @@ def test_nothing_is_owned_twice_whatever_the_order(trial: PushTrial) -> None:
 
 def shown(trial: PushTrial) -> MirroredPushGroup:
     request = trial.request()
-    trial.feed(ShowPushGroups(request))
+    trial.feed(DescribePushGroups(request))
     (group,) = trial.reply(request).groups
     assert isinstance(group, MirroredPushGroup)
     return group

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.events import ConsumerAnswered, LeaveGroup, LeavingMember, PushRequestKind
+from kohort.groups.events import LeaveGroup, LeavingMember, PushConsumerAnswered, PushRequestKind
 from tests.groups.push_harness import SESSION_MS, PushConsumer, PushTrial
 
 THIRD_MS = SESSION_MS // 3
@@ -84,7 +84,7 @@ def test_a_member_that_rejoins_after_its_stop_is_stopped_again(asked_last_positi
         a.answer()
         assert a.seen[-1] == "PING"
     else:
-        trial.feed(ConsumerAnswered("g", "a", a.connection, PushRequestKind.STOP, ErrorCode.NONE, ()))
+        trial.feed(PushConsumerAnswered("g", "a", a.connection, PushRequestKind.STOP, ErrorCode.NONE, ()))
         a.owed.clear()
     a.lose_connection()
     again = PushConsumer(trial, "a", 7)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import ShowPushGroupsReply
+from kohort.groups.effects import DescribePushGroupsReply
 from kohort.groups.events import (
     DeleteGroups,
+    DescribePushGroups,
     LeaveGroup,
     LeavingMember,
     OffsetCommit,
     OffsetDelete,
     OffsetToCommit,
-    ShowPushGroups,
     TopicsDeleted,
     TransactionEnded,
     TxnOffsetCommit,
@@ -32,11 +32,11 @@ def trial() -> PushTrial:
     return trial
 
 
-def show(trial: PushTrial, *, whole: bool = False) -> ShowPushGroupsReply:
+def show(trial: PushTrial, *, whole: bool = False) -> DescribePushGroupsReply:
     request = trial.request()
-    trial.feed(ShowPushGroups(request, whole))
+    trial.feed(DescribePushGroups(request, whole))
     reply = trial.reply(request)
-    assert isinstance(reply, ShowPushGroupsReply)
+    assert isinstance(reply, DescribePushGroupsReply)
     assert not trial.machine.has_unpublished_push_groups
     return reply
 

@@ -6,7 +6,7 @@ import pytest
 
 from kohort.groups.records import OffsetCommitted, Record
 from kohort.groups.sizes import record_bytes
-from kohort.journal.codec import encode
+from kohort.journal.codec import encode_record
 from tests.journal.test_journal import RECORDS, TOMBSTONES
 
 LONG = "ü" * 5_000
@@ -19,6 +19,6 @@ COMMITS = [
 
 @pytest.mark.parametrize("record", [*RECORDS, *TOMBSTONES, *COMMITS])
 def test_a_record_is_not_taken_for_less_than_it_needs_nor_for_much_more(record: Record) -> None:
-    key, value = encode(record)
+    key, value = encode_record(record)
     needed = len(key) + len(value or b"")
     assert needed <= record_bytes(record) <= needed + 600

@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import LookForTopics
+from kohort.groups.effects import FindDeletedTopics
 from kohort.groups.events import (
     OffsetCommit,
     OffsetFetch,
@@ -55,7 +55,7 @@ def test_a_shard_that_loads_looks_for_what_its_positions_name() -> None:
     trial.restart()
     assert trial.journal == before
     assert trial.questions == [
-        LookForTopics({"t": frozenset({OLD}), "u": frozenset({OLD}), "w": frozenset({NO_TOPIC_ID})})
+        FindDeletedTopics({"t": frozenset({OLD}), "u": frozenset({OLD}), "w": frozenset({NO_TOPIC_ID})})
     ]
     assert (trial.fetched("u"), trial.fetched("v"), trial.fetched("w")) == (2, 3, 4)
 

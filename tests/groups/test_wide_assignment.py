@@ -7,7 +7,7 @@ import uuid
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kohort.groups.consumer.assignment import compute
+from kohort.groups.consumer.assignment import compute_target_assignment
 from kohort.groups.effects import ComputeAssignment
 from kohort.groups.events import Topic
 from kohort.groups.records import MemberSaved, TopicPartitions
@@ -15,9 +15,9 @@ from kohort.groups.topics import (
     NOTHING,
     TopicIdPartition,
     TopicIdPartitions,
-    pack,
+    pack_partitions,
     topic_id_partition_sort_key,
-    unpack,
+    unpack_partitions,
 )
 
 IDS = [uuid.UUID(int=number << 120 | 255 - number) for number in (200, 3, 0, 90)]
@@ -35,8 +35,8 @@ def plainly_packed(pairs: TopicIdPartitions) -> tuple[TopicPartitions, ...]:
 @settings(max_examples=200, deadline=None)
 @given(st.frozensets(PAIR))
 def test_pack_sorts_by_id_and_unpack_reverses_it(pairs: TopicIdPartitions) -> None:
-    assert pack(pairs) == plainly_packed(pairs)
-    assert unpack(pack(pairs)) == pairs
+    assert pack_partitions(pairs) == plainly_packed(pairs)
+    assert unpack_partitions(pack_partitions(pairs)) == pairs
     assert sorted(pairs, key=topic_id_partition_sort_key) == sorted(pairs)
 
 
@@ -70,11 +70,11 @@ def test_compute_gives_every_partition_once_and_keeps_what_excluded_members_have
         subscribed=dict.fromkeys(held, names),
         current={name: frozenset(pairs) for name, pairs in held.items()},
         topics=topics,
-        excluded={"silent": pack(excluded)},
+        excluded={"silent": pack_partitions(excluded)},
     )
-    result = compute(work).assignment
-    shares = {name: unpack(packed) for name, packed in result.items()}
-    assert {name: pack(pairs) for name, pairs in shares.items()} == result
+    result = compute_target_assignment(work).assignment
+    shares = {name: unpack_partitions(packed) for name, packed in result.items()}
+    assert {name: pack_partitions(pairs) for name, pairs in shares.items()} == result
     assert sorted(pair for pairs in shares.values() for pair in pairs) == sorted(existing)
     assert shares["silent"] == excluded
     share, larger = divmod(len(existing) - len(excluded), 3)
@@ -87,4 +87,4 @@ def test_compute_of_a_group_without_members_or_topics_is_empty() -> None:
     work = ComputeAssignment(
         "g", 1, 2, "uniform", {"a": member("a", ("gone",))}, {"a": ("gone",)}, {"a": NOTHING}, {}, {}
     )
-    assert compute(work).assignment == {"a": ()}
+    assert compute_target_assignment(work).assignment == {"a": ()}

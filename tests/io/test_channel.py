@@ -25,7 +25,7 @@ from kohort.io.channel import (
     authenticate_caller_async,
     authenticate_listener,
 )
-from kohort.io.pinned_tls import listener_context
+from kohort.io.pinned_tls import listener_tls_context
 from kohort.io.tls_records import SILENT_RECORDS_MAX
 from tests.support.tls_record_client import TlsRecordClient
 
@@ -41,7 +41,7 @@ def both() -> tuple[LinkFrames, LinkFrames]:
 @pytest.mark.parametrize("size", [1, 3, 7, 1000, 100_000])
 def test_bodies_come_whole_from_any_pieces(size: int) -> None:
     caller, listener = both()
-    data = b"".join(caller.sealer.frame(body) for body in BODIES)
+    data = b"".join(caller.sealer.seal_frame(body) for body in BODIES)
     found = [body for at in range(0, len(data), size) for body in listener.parser.feed(data[at : at + size])]
     assert found == BODIES
 
@@ -59,7 +59,7 @@ TAMPERINGS: dict[str, Callable[[list[bytes]], list[bytes]]] = {
 @pytest.mark.parametrize("name", TAMPERINGS)
 def test_frame_that_is_not_the_next_of_the_other_end_is_refused(name: str) -> None:
     caller, listener = both()
-    frames = [caller.sealer.frame(body) for body in BODIES]
+    frames = [caller.sealer.seal_frame(body) for body in BODIES]
     with pytest.raises(ValueError, match="is not what the other end sent"):
         listener.parser.feed(b"".join(TAMPERINGS[name](frames)))
 
@@ -68,9 +68,9 @@ def test_frame_that_is_sent_back_or_into_another_connection_is_refused() -> None
     caller, listener = both()
     other, _ = both()
     with pytest.raises(ValueError, match="not what the other end sent"):
-        caller.parser.feed(caller.sealer.frame(b"mine"))
+        caller.parser.feed(caller.sealer.seal_frame(b"mine"))
     with pytest.raises(ValueError, match="not what the other end sent"):
-        listener.parser.feed(other.sealer.frame(b"of another connection"))
+        listener.parser.feed(other.sealer.seal_frame(b"of another connection"))
 
 
 @pytest.mark.parametrize("data", [(FRAME_BYTES_MAX + 1).to_bytes(4, "big"), b"GET / HTTP/1.1\r\n"])
@@ -83,17 +83,17 @@ def test_frame_that_is_too_long_is_refused_before_it_is_kept(data: bytes) -> Non
 def test_body_longer_than_a_frame_is_refused_by_its_sender() -> None:
     caller, listener = both()
     with pytest.raises(ValueError, match="longer than"):
-        caller.sealer.frame(bytes(FRAME_BYTES_MAX + 1))
-    assert listener.parser.feed(caller.sealer.frame(b"next")) == [b"next"], "it has not counted"
+        caller.sealer.seal_frame(bytes(FRAME_BYTES_MAX + 1))
+    assert listener.parser.feed(caller.sealer.seal_frame(b"next")) == [b"next"], "it has not counted"
 
 
 def test_ends_with_different_tokens_refuse_each_other() -> None:
     listener = ListenerHandshake(TOKEN)
     caller = CallerHandshake(b"x" * 32, listener.nonce)
     with pytest.raises(PermissionError):
-        listener.answer(caller.says)
+        listener.check_and_answer(caller.says)
     with pytest.raises(PermissionError):
-        caller.finish(caller.says[NONCE_BYTES:])  # its own proof, played back
+        caller.check_answer(caller.says[NONCE_BYTES:])  # its own proof, played back
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_link_that_was_closed_before_it_is_read_has_nothing_to_say(
 ) -> None:
     link = Link(connected[0], both()[0])
     link.close()
-    assert list(link.bodies(1.0)) == []
+    assert list(link.receive_bodies(1.0)) == []
 
 
 def test_handshake_has_one_deadline_however_the_bytes_come(
@@ -147,7 +147,7 @@ async def _accept(server: socket.socket, tls: object) -> AsyncLink:
 async def _echo(server: socket.socket, tls: object) -> None:
     link = await _accept(server, tls)
     try:
-        async for body in link.bodies(60):
+        async for body in link.receive_bodies(60):
             link.send(body)
     finally:
         link.close()
@@ -155,7 +155,7 @@ async def _echo(server: socket.socket, tls: object) -> None:
 
 @pytest.mark.parametrize("with_tls", [False, True])
 def test_link_on_an_event_loop_and_one_on_threads_speak_one_channel(with_tls: bool) -> None:
-    tls, pin = listener_context() if with_tls else (None, b"")
+    tls, pin = listener_tls_context() if with_tls else (None, b"")
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _echo(server, tls))
         sock = socket.create_connection(server.getsockname(), 60)
@@ -164,7 +164,7 @@ def test_link_on_an_event_loop_and_one_on_threads_speak_one_channel(with_tls: bo
         threads = [threading.Thread(target=link.send, args=(body,)) for body in bodies for _ in range(3)]
         for thread in threads:
             thread.start()
-        echoes = link.bodies(60)
+        echoes = link.receive_bodies(60)
         found = [next(echoes) for _ in threads]
         for thread in threads:
             thread.join(60)
@@ -175,7 +175,7 @@ def test_link_on_an_event_loop_and_one_on_threads_speak_one_channel(with_tls: bo
 
 def test_listener_with_another_certificate_is_refused() -> None:
     """Somebody in between, who shows a certificate of its own and would pass the handshake on."""
-    (tls, _), (_, pin) = listener_context(), listener_context()
+    (tls, _), (_, pin) = listener_tls_context(), listener_tls_context()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _accept(server, tls))
         with socket.create_connection(server.getsockname(), 60) as sock:
@@ -197,7 +197,7 @@ def test_listener_without_tls_is_refused_where_a_certificate_is_pinned() -> None
 
 def test_stranger_of_an_event_loop_is_closed_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "GREETING_S", 0.2)
-    tls, _ = listener_context()
+    tls, _ = listener_tls_context()
     for context in (None, tls):  # with TLS it is silent before the first byte of that
         with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
             served = pool.submit(asyncio.run, _accept(server, context))
@@ -213,11 +213,11 @@ def test_stranger_of_an_event_loop_is_closed_when_its_time_is_over(monkeypatch: 
 def _tls_handshake(client: TlsRecordClient) -> LinkFrames:
     handshake = CallerHandshake(TOKEN, client.read())
     client.sock.sendall(client.encrypted(handshake.says))
-    return handshake.finish(client.read())
+    return handshake.check_answer(client.read())
 
 
 def test_stranger_over_tls_that_does_nothing_but_change_its_keys_is_closed() -> None:
-    tls, _ = listener_context()
+    tls, _ = listener_tls_context()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _accept(server, tls))
         with TlsRecordClient(server.getsockname()) as client:
@@ -227,13 +227,13 @@ def test_stranger_over_tls_that_does_nothing_but_change_its_keys_is_closed() -> 
 
 
 def test_caller_over_tls_changes_its_keys_now_and_then_and_no_more() -> None:
-    tls, _ = listener_context()
+    tls, _ = listener_tls_context()
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
         served = pool.submit(asyncio.run, _echo(server, tls))
         with TlsRecordClient(server.getsockname()) as client:
             frames, heard = _tls_handshake(client), list[bytes]()
             for _ in range(5):
-                client.sock.sendall(client.key_updates(10) + client.encrypted(frames.sealer.frame(b"body")))
+                client.sock.sendall(client.key_updates(10) + client.encrypted(frames.sealer.seal_frame(b"body")))
                 while not (found := frames.parser.feed(client.read())):
                     pass
                 heard += found
@@ -245,7 +245,7 @@ def test_caller_over_tls_changes_its_keys_now_and_then_and_no_more() -> None:
 
 def test_loop_serves_others_between_the_records_of_one_caller() -> None:
     """A burst of 540 KB of tiny records held the loop for 177 ms."""
-    tls, _ = listener_context()
+    tls, _ = listener_tls_context()
     bodies_sent = 150
 
     async def turns_between_the_first_and_the_last_body(server: socket.socket) -> int:
@@ -259,7 +259,7 @@ def test_loop_serves_others_between_the_records_of_one_caller() -> None:
 
         background = asyncio.ensure_future(others())
         bodies, first = 0, 0
-        async for _ in link.bodies(60):
+        async for _ in link.receive_bodies(60):
             bodies += 1
             first = first or turns
             if bodies == bodies_sent:
@@ -273,7 +273,7 @@ def test_loop_serves_others_between_the_records_of_one_caller() -> None:
         served = pool.submit(asyncio.run, turns_between_the_first_and_the_last_body(server))
         with TlsRecordClient(server.getsockname()) as client:
             frames = _tls_handshake(client)
-            stream = b"".join(frames.sealer.frame(b"") for _ in range(bodies_sent))
+            stream = b"".join(frames.sealer.seal_frame(b"") for _ in range(bodies_sent))
             records = [client.encrypted(stream[at : at + 1]) for at in range(len(stream))]
             client.sock.sendall(b"".join(records))
             assert served.result(60) >= len(records) // SILENT_RECORDS_MAX - 3

@@ -10,7 +10,7 @@ class Connections:
         self.gate, self.closed = gate, list[str]()
 
     def enter(self, name: str, address: str = "a") -> object:
-        return self.gate.enter(address, lambda: self.closed.append(name))
+        return self.gate.admit_connection(address, lambda: self.closed.append(name))
 
 
 def test_oldest_stranger_makes_room_for_a_newcomer() -> None:
@@ -39,21 +39,21 @@ def test_busiest_address_makes_room() -> None:
 def test_authenticated_connection_keeps_its_place() -> None:
     gate = ConnectionGate(1, strangers_max=1)
     connections = Connections(gate)
-    member = gate.enter("a", lambda: connections.closed.append("member"))
+    member = gate.admit_connection("a", lambda: connections.closed.append("member"))
     assert member.mark_authenticated()
     for name in ("first", "second"):
         connections.enter(name)
-    late = gate.enter("a", lambda: None)
+    late = gate.admit_connection("a", lambda: None)
     assert connections.closed == ["first", "second"] and not late.mark_authenticated(), "as many as there may be"
     member.release_slot()
     member.release_slot()
     assert late.mark_authenticated(), "its place is free, once"
-    assert not gate.enter("a", lambda: None).mark_authenticated()
+    assert not gate.admit_connection("a", lambda: None).mark_authenticated()
 
 
 def test_stranger_that_was_closed_has_no_place_to_prove() -> None:
     gate = ConnectionGate(9, strangers_max=1)
-    evicted = gate.enter("a", lambda: None)
-    gate.enter("a", lambda: None)
+    evicted = gate.admit_connection("a", lambda: None)
+    gate.admit_connection("a", lambda: None)
     assert not evicted.mark_authenticated()
     evicted.release_slot()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kohort.io.java import start_dependent_child
-from kohort.io.processes import has_ended, own_identity
+from kohort.io.processes import has_process_ended, own_identity
 
 ECHOES = [sys.executable, "-c", "import sys; [print(line, end='', flush=True) for line in sys.stdin]"]
 STARTS_ONE = """
@@ -81,8 +81,8 @@ def test_a_child_ends_with_its_process(way: str) -> None:
     ) as parent:
         assert parent.stdout is not None
         child = parent.stdout.readline().strip()
-        assert child and not has_ended(child)
+        assert child and not has_process_ended(child)
         os.kill(parent.pid, signal.SIGKILL)
         parent.wait()
-        while not has_ended(child):
+        while not has_process_ended(child):
             time.sleep(0.01)

@@ -10,7 +10,7 @@ import pytest
 from kohort.groups import records as r
 from kohort.journal import sealing
 from kohort.journal.checked import DamageSurvey, checked_batches
-from kohort.journal.codec import encode, group_of
+from kohort.journal.codec import encode_record, group_of_key
 from kohort.journal.local import LogJournal
 from kohort.log import DamagedError, OpenOptions, PartitionLog
 from kohort.wire.batch import parse_header
@@ -39,7 +39,7 @@ def log(tmp_path: Path) -> Iterator[PartitionLog]:
     """A journal with a batch for each of the steps."""
     log = PartitionLog.open(tmp_path / "__consumer_offsets-0", small(segment_bytes=60_000))
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     for step in STEPS:
         writer.append(1, step, NOW)
     yield log
@@ -109,7 +109,7 @@ def test_each_damage_is_said_once(log: PartitionLog, caplog: pytest.LogCaptureFi
 
 def test_a_record_that_is_none_damages_its_batch(log: PartitionLog, caplog: pytest.LogCaptureFixture) -> None:
     """The checksum is right, what it covers is not: another program wrote it, or a later version."""
-    key, value = encode(committed("g", 1))
+    key, value = encode_record(committed("g", 1))
     good = (key, value)
     log.append(keyed(good, (b"\0\2\0\1g", b"\0\3\xff\xff\xff")), NOW, from_client=False)
     with pytest.raises(DamagedError):
@@ -121,11 +121,11 @@ def test_a_record_that_is_none_damages_its_batch(log: PartitionLog, caplog: pyte
 def test_a_survey_looks_at_a_long_log_in_steps(tmp_path: Path) -> None:
     log = PartitionLog.open(tmp_path / "__consumer_offsets-0", small(segment_bytes=200_000))
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     for number in range(300):
         writer.append(1, [committed(f"g{number}-{part}" + "x" * 100, number) for part in range(20)], NOW)
-    survey = DamageSurvey(log, lambda header, batch: None, group_of, "group")
-    assert len(list(survey.steps())) > 2
+    survey = DamageSurvey(log, lambda header, batch: None, group_of_key, "group")
+    assert len(list(survey.examine_in_steps())) > 2
     assert not survey.damages
     assert len(list(checked_batches(log, 0, 1000))) == 300
 
@@ -160,6 +160,6 @@ def test_a_torn_end_behind_a_name_that_is_no_text_is_said(log: PartitionLog, cap
 def test_whose_a_record_is() -> None:
     for step in STEPS:
         for record in step:
-            assert group_of(encode(record)[0]) == record.key[1]
+            assert group_of_key(encode_record(record)[0]) == record.key[1]
     for key in (b"", b"\0", b"\0\1\0\5ab", b"\x27\x11", b"\0\x63\0\1g"):
-        assert group_of(key) is None
+        assert group_of_key(key) is None

@@ -9,7 +9,7 @@ import pytest
 
 from kohort.groups import records as r
 from kohort.ids import TopicPartition
-from kohort.journal.codec import encode
+from kohort.journal.codec import encode_record
 from kohort.journal.local import LogJournal
 from kohort.log import LogStore, Marker
 from kohort.log.check import FolderCheck, locked_folder
@@ -31,7 +31,7 @@ _GAP = re.compile(r"(Non-consecutive offsets in \S+\n)?  \d+ is followed by \d+\
 
 def _is_ours(record: r.Record) -> bool:
     """Whether it is of a kind that Kafka does not have, of which the tool shows the number alone."""
-    key, _ = encode(record)
+    key, _ = encode_record(record)
     return int.from_bytes(key[:2]) >= 10_000
 
 
@@ -71,7 +71,7 @@ def test_the_group_journal(tmp_path: Path, kafka_tools: KafkaTools) -> None:
     with LogStore(tmp_path / "d") as store:
         store.create_topic("__consumer_offsets", 1, {"cleanup.policy": "compact"})
         journal = LogJournal(store.partition(TopicPartition("__consumer_offsets", 0)))
-        journal.begin(1)
+        journal.begin_term(1)
         journal.append(1, [*RECORDS, PENDING, r.TransactionMarked(7, 1, True), *TOMBSTONES], NOW)
     folder = tmp_path / "d" / "__consumer_offsets-0"
     _dump(kafka_tools, folder, "--deep-iteration")
@@ -106,7 +106,7 @@ def test_a_repaired_log(tmp_path: Path, kafka_tools: KafkaTools) -> None:
             log.append(batch(*[b"v%d" % number * 5] * (1 + number % 9), at=NOW + number), NOW)
         end = log.end_offset
         journal = LogJournal(store.partition(TopicPartition("__consumer_offsets", 0)))
-        journal.begin(1)
+        journal.begin_term(1)
         for offset in range(9):
             journal.append(1, [r.OffsetCommitted("g", "t", 0, offset, -1, "", NOW)], NOW)
     for part in ("t-0", "__consumer_offsets-0"):

@@ -17,7 +17,7 @@ from simulation.mutants.disk_mutants import ServesUnflushed, planted
 from kohort.errors import FencedError, InvalidInputError
 from kohort.groups import records as r
 from kohort.journal import local, sealing
-from kohort.journal.codec import GroupRecordReader, encode
+from kohort.journal.codec import GroupRecordReader, encode_record
 from kohort.journal.local import LogJournal
 from kohort.log import OpenOptions, PartitionLog, compact_now
 from kohort.log.files import FileCache
@@ -85,8 +85,8 @@ def replayed(log: PartitionLog) -> list[r.Record]:
 
 @pytest.mark.parametrize("record", RECORDS + TOMBSTONES, ids=lambda record: type(record).__name__)
 def test_every_kind_survives_as_kafkas_bytes(record: r.Record) -> None:
-    key, value = encode(record)
-    assert GroupRecordReader().read(key, value) == record
+    key, value = encode_record(record)
+    assert GroupRecordReader().decode_record(key, value) == record
 
 
 _TEXT = st.text(max_size=40)
@@ -110,18 +110,18 @@ _COMMIT = st.builds(
 @given(st.lists(_COMMIT, max_size=20))
 def test_any_commit_survives(commits: list[r.OffsetCommitted]) -> None:
     reader = GroupRecordReader()
-    assert [reader.read(*encode(commit)) for commit in commits] == commits
+    assert [reader.decode_record(*encode_record(commit)) for commit in commits] == commits
 
 
 def test_kinds_of_others_are_skipped() -> None:
     reader = GroupRecordReader()
     for kind in (4, 9, 17, 99, 10001, 32000):
-        assert reader.read(kind.to_bytes(2, "big") + b"\0\1g", b"\0\0") is None
+        assert reader.decode_record(kind.to_bytes(2, "big") + b"\0\1g", b"\0\0") is None
 
 
 def test_what_is_appended_is_replayed_in_order(log: PartitionLog) -> None:
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     for record in RECORDS:
         writer.append(1, [record], NOW)
     writer.append(1, RECORDS + TOMBSTONES, NOW)
@@ -134,7 +134,7 @@ def test_what_is_appended_is_replayed_in_order(log: PartitionLog) -> None:
 
 def test_one_append_is_one_batch(log: PartitionLog) -> None:
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     writer.append(1, RECORDS, NOW)
     assert [parse_header(b).records_count for b in log.batches(0)] == [len(RECORDS)]
 
@@ -151,7 +151,7 @@ def test_position_that_no_record_holds_is_refused(
     if form == "plain":
         monkeypatch.setattr(sealing, "PACK_OFFSETS", None)
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     commit = r.OffsetCommitted("g", "t", 3, 42, 5, "meta", 1000)
     with pytest.raises(InvalidInputError, match="can't be encoded"):
         writer.append(1, [commit, commit._replace(**changed)], NOW)
@@ -160,22 +160,22 @@ def test_position_that_no_record_holds_is_refused(
 
 def test_an_older_term_is_fenced(log: PartitionLog) -> None:
     writer = LogJournal(log)
-    writer.begin(4)
+    writer.begin_term(4)
     writer.append(4, RECORDS, NOW)
-    LogJournal(log).begin(5)
+    LogJournal(log).begin_term(5)
     end = log.end_offset
     with pytest.raises(FencedError):
         writer.append(4, RECORDS, NOW)
     with pytest.raises(FencedError):
-        writer.begin(4)
+        writer.begin_term(4)
     assert log.end_offset == end
     with pytest.raises(FencedError):
-        LogJournal(PartitionLog.open(log.path, log.config, CRASHED)).begin(3)
+        LogJournal(PartitionLog.open(log.path, log.config, CRASHED)).begin_term(3)
 
 
 def test_offsets_of_transactions_are_in_transactional_batches(log: PartitionLog) -> None:
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     mixed = [RECORDS[0], PENDING, PENDING, RECORDS[6], r.TransactionMarked(7, 1, True), RECORDS[0]]
     writer.append(1, mixed[:4], NOW)
     assert log.last_stable_offset < log.end_offset
@@ -195,7 +195,7 @@ def test_large_appends_are_whole_or_not_there(
 ) -> None:
     monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     writer.append(1, [RECORDS[0]], NOW)
     end = log.end_offset
     commits = [r.OffsetCommitted("group", "topic", number, number, 0, "", NOW) for number in range(300)]
@@ -214,7 +214,7 @@ def test_large_appends_are_whole_or_not_there(
         assert replayed(torn) == [RECORDS[0]]
         assert torn.end_offset == end
         again = LogJournal(torn)
-        again.begin(2)
+        again.begin_term(2)
         again.append(2, [RECORDS[1]], NOW)
         assert replayed(torn) == [RECORDS[0], RECORDS[1]]
 
@@ -222,7 +222,7 @@ def test_large_appends_are_whole_or_not_there(
 def test_an_append_beyond_all_bounds_is_refused(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "APPEND_BYTES_MAX", 1000)
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     with pytest.raises(InvalidInputError, match="1000"):
         writer.append(1, RECORDS, NOW)
     assert log.end_offset == 0
@@ -231,7 +231,7 @@ def test_an_append_beyond_all_bounds_is_refused(log: PartitionLog, monkeypatch: 
 @pytest.mark.parametrize("record", [RECORDS[0]._replace(group_id="g" * 40_000), r.GenerationStarted("g" * 40_000, 1)])
 def test_a_name_that_no_record_holds_is_refused(log: PartitionLog, record: r.Record) -> None:
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     with pytest.raises(InvalidInputError, match="can't be encoded"):
         writer.append(1, [RECORDS[0], record], NOW)
     assert log.end_offset == 0
@@ -240,7 +240,7 @@ def test_a_name_that_no_record_holds_is_refused(log: PartitionLog, record: r.Rec
 def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sealing, "BATCH_BYTES_MAX", 2000)
     writer = LogJournal(log)
-    writer.begin(1)
+    writer.begin_term(1)
     largest = 0
     for turn in range(30):
         commits = [r.OffsetCommitted("group", "topic", number, turn, 0, "", NOW) for number in range(200)]
@@ -253,8 +253,8 @@ def test_the_journal_does_not_grow_for_ever(log: PartitionLog, monkeypatch: pyte
     assert largest < 3 * 200 * 120
     for opened in (log, PartitionLog.open(log.path, log.config, CRASHED)):
         state = {record.key: record for record in replayed(opened) if isinstance(record, r.OffsetCommitted)}
-        assert [state[r.Kind.OFFSET, "group", "topic", number].offset for number in range(200)] == [29] * 200
-        LogJournal(opened).begin(2)
+        assert [state[r.RecordKind.OFFSET, "group", "topic", number].offset for number in range(200)] == [29] * 200
+        LogJournal(opened).begin_term(2)
 
 
 def test_a_foreign_record_without_key_is_skipped(log: PartitionLog) -> None:
@@ -282,7 +282,7 @@ def test_what_is_served_survives_a_power_loss_where_appends_are_flushed(
             files = Files(volume, lambda: None)
             options = OpenOptions(clean=False, files=FileCache(3, 1, files))
             log = PartitionLog.open(path, config, options)
-        served = [record for some in LogJournal(log).begin(log.leader_epoch + 1) for record in some]
+        served = [record for some in LogJournal(log).begin_term(log.leader_epoch + 1) for record in some]
         assert served == RECORDS[:4]
         files.dead = True
         volume.lose_power()
@@ -297,8 +297,8 @@ def test_what_can_not_be_flushed_is_not_served(log: PartitionLog, monkeypatch: p
     with monkeypatch.context() as broken:
         broken.setattr("os.fsync", mock.Mock(side_effect=OSError(5, "Input/output error")))
         with pytest.raises(OSError, match="Input"):
-            list(journal.begin(1))
-    assert [record for some in journal.begin(2) for record in some] == RECORDS
+            list(journal.begin_term(1))
+    assert [record for some in journal.begin_term(2) for record in some] == RECORDS
     assert again.flushed_offset == again.end_offset
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from kohort.errors import InvalidInputError
 from kohort.groups import records as r
 from kohort.journal import sealing
-from kohort.journal.codec import encode
+from kohort.journal.codec import encode_record
 from kohort.wire.batch import HEADER_SIZE, has_valid_crc, iter_headers
 from kohort.wire.records import iter_key_values, read_records
 
@@ -61,7 +61,7 @@ def test_kernel_columns_and_single_records_give_the_same_bytes(
             whole = b"".join(sealing.encode_append(records, NOW))
             with mock.patch.object(sealing, "_RUN_MIN", 1 << 30):
                 single = b"".join(sealing.encode_append(records, NOW))
-    expected = [encode(record) for record in records]
+    expected = [encode_record(record) for record in records]
     assert pairs_of(packed) == pairs_of(whole) == pairs_of(single) == expected
     if not small_ones:
         assert packed == whole == single

@@ -179,14 +179,14 @@ def test_shares_end_by_the_clock_before_the_client_hears_of_it(broker: Broker, m
     servers = broker.bootstrap_servers
     shares = ExporterShares("c", "exporters", SHARES_TOPIC, servers, {"session.timeout.ms": "6000"})
     try:
-        until(lambda: len(shares.owned()) == SHARES, "it has all shares", 60)
+        until(lambda: len(shares.owned_shares()) == SHARES, "it has all shares", 60)
         with monkeypatch.context() as later:
             later.setattr(member_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + 6))
-            assert shares.owned() == {}
-        assert len(shares.owned()) == SHARES
+            assert shares.owned_shares() == {}
+        assert len(shares.owned_shares()) == SHARES
     finally:
         shares.close()
-    assert shares.owned() == {}
+    assert shares.owned_shares() == {}
 
 
 @contextmanager

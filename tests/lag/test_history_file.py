@@ -140,15 +140,15 @@ def test_minute_has_the_largest_lag_the_worst_status_and_the_last_members(path: 
                 object.__setattr__(found.groups["g"].partitions[0], "status", LagStatus.ERR)
             writer.add_report(found, "c")
     with HistoryReader(path) as reader:
-        first, second = reader.minutes("g")
+        first, second = reader.read_minutes("g")
         assert (first.at_ms, first.lag, first.time_lag_ms, first.members) == (START_MS, 9, 9, 0)
         assert first.status is LagStatus.ERR
         assert (second.at_ms, second.lag, second.status) == (START_MS + STEP_MS, 1, LagStatus.OK)
-        assert [minute.at_ms for minute in reader.minutes("g", START_MS + STEP_MS + 5)] == [START_MS + STEP_MS]
-        assert [minute.lag for minute in reader.minutes("h")] == [None, None]
-        assert reader.groups() == ["g", "h"]
+        assert [minute.at_ms for minute in reader.read_minutes("g", START_MS + STEP_MS + 5)] == [START_MS + STEP_MS]
+        assert [minute.lag for minute in reader.read_minutes("h")] == [None, None]
+        assert reader.group_names() == ["g", "h"]
         with pytest.raises(NotFoundError, match="has no group 'gg'; did you mean g"):
-            reader.minutes("gg")
+            reader.read_minutes("gg")
 
 
 def with_minutes(path: Path, minutes: Sequence[LagMinute]) -> HistoryReader:
@@ -176,7 +176,7 @@ def test_picture_has_the_largest_of_each_part_and_gaps(path: Path) -> None:
         if not 2_000 <= number < 3_000
     ]
     with with_minutes(path, week) as reader:
-        found = reader.points("g", START_MS, 300)
+        found = reader.chart_points("g", START_MS, 300)
         assert len(found) <= 302
         known = [point for point in found if point is not None]
         assert len(found) - len(known) == 1, "one gap"
@@ -184,18 +184,18 @@ def test_picture_has_the_largest_of_each_part_and_gaps(path: Path) -> None:
         assert {point.status for point in known[:-1]} == {LagStatus.WARN}
         assert {point.time_lag_ms for point in known} == {None}
         assert known[0].at_ms == START_MS and known[-1].members == 10_079, "the members are those of the end"
-        later = reader.points("g", START_MS + 9_000 * STEP_MS, 300)
+        later = reader.chart_points("g", START_MS + 9_000 * STEP_MS, 300)
         assert later[0] is not None and later[0].at_ms == START_MS + 9_000 * STEP_MS
-        assert reader.points("g", START_MS + 10_080 * STEP_MS, 300) == []
+        assert reader.chart_points("g", START_MS + 10_080 * STEP_MS, 300) == []
         with pytest.raises(NotFoundError, match="no group 'gg'"):
-            reader.points("gg", 0, 300)
+            reader.chart_points("gg", 0, 300)
     with with_minutes(path, week[:5]) as reader:
-        assert reader.points("g", 0, 300) == week[:5]
+        assert reader.chart_points("g", 0, 300) == week[:5]
     with with_minutes(path, week[:50:5]) as reader:
-        assert reader.points("g", 0, 300, 5 * STEP_MS) == week[:50:5], "an interval is no gap"
-        assert reader.points("g", 0, 300)[1] is None
+        assert reader.chart_points("g", 0, 300, 5 * STEP_MS) == week[:50:5], "an interval is no gap"
+        assert reader.chart_points("g", 0, 300)[1] is None
     with with_minutes(path, []) as reader:
-        assert reader.points("g", 0, 300) == []
+        assert reader.chart_points("g", 0, 300) == []
 
 
 def test_what_is_older_than_the_retention_is_deleted(path: Path) -> None:
@@ -206,9 +206,9 @@ def test_what_is_older_than_the_retention_is_deleted(path: Path) -> None:
             writer.add_report(report(at_ms, {"g": (hour,), f"only-{hour}": (1,)}), "c", [change])
             written(writer)
     with HistoryReader(path) as reader:
-        assert [minute.lag for minute in reader.minutes("g")] == [5, 6, 7]
-        assert [change.change.text for change in reader.changes("g")] == ["5", "6", "7"]
-        names = reader.groups()
+        assert [minute.lag for minute in reader.read_minutes("g")] == [5, 6, 7]
+        assert [change.change.text for change in reader.read_changes("g")] == ["5", "6", "7"]
+        names = reader.group_names()
         assert "only-0" not in names and "only-2" not in names, "nor are the names of groups kept that are gone"
         assert {"g", "only-5", "only-6", "only-7"} <= set(names)
 
@@ -222,8 +222,8 @@ def test_number_of_a_name_that_was_deleted_is_not_given_to_another_group(path: P
             writer.add_report(report(START_MS + hour * HOUR_MS, {f"new-{hour}": (1,)}), "c")
             written(writer)
     with HistoryReader(path) as reader:
-        assert reader.groups() == ["new-10", "new-11"]
-        assert reader.changes() == []
+        assert reader.group_names() == ["new-10", "new-11"]
+        assert reader.read_changes() == []
 
 
 def test_shorter_retention_counts_for_what_is_there(path: Path) -> None:
@@ -234,7 +234,7 @@ def test_shorter_retention_counts_for_what_is_there(path: Path) -> None:
     with HistoryWriter(path, 2 * STEP_MS) as writer:
         writer.add_report(report(START_MS + 40 * STEP_MS, {"g": (40,)}), "c")
     with HistoryReader(path) as reader:
-        assert [minute.lag for minute in reader.minutes("g")] == [38, 39, 40]
+        assert [minute.lag for minute in reader.read_minutes("g")] == [38, 39, 40]
 
 
 def test_oldest_goes_first_where_bytes_are_short(
@@ -251,7 +251,7 @@ def test_oldest_goes_first_where_bytes_are_short(
     assert "has reached its limit of 400000 bytes" in caplog.text
     assert path.stat().st_size <= limit + 100_000
     with HistoryReader(path) as reader:
-        minutes = reader.minutes("group-7")
+        minutes = reader.read_minutes("group-7")
     assert minutes[-1].lag == 199
     assert 10 < len(minutes) < 190
     assert [minute.lag for minute in minutes] == list(range(200 - len(minutes), 200)), "the oldest went"
@@ -276,10 +276,10 @@ def test_second_process_is_refused_and_readers_are_not(path: Path) -> None:
             with pytest.raises(InvalidInputError, match="another process writes the history .*a file of its own"):
                 HistoryWriter(name)
         with HistoryReader(path) as reader:
-            assert reader.groups() == ["g"]
+            assert reader.group_names() == ["g"]
             writer.add_report(report(START_MS + 1, {"h": (1,)}), "c")
             written(writer)
-            assert reader.groups() == ["g", "h"]
+            assert reader.group_names() == ["g", "h"]
     HistoryWriter(path).close()
 
 
@@ -295,7 +295,7 @@ def test_file_of_another_cluster_is_neither_shown_nor_written(path: Path) -> Non
         assert "has the history of the cluster with the id one" in writer.error
         assert "give a file for each cluster" in writer.error
     with HistoryReader(path) as reader:
-        assert reader.groups() == ["g"]
+        assert reader.group_names() == ["g"]
 
 
 def test_full_disk_is_said_and_what_waited_is_written_when_there_is_room(
@@ -340,7 +340,7 @@ def test_disk_that_becomes_read_only_or_is_so_from_the_start_stops_nothing(small
         writer.add_report(report(START_MS, {"g": (5,)}), "c")
     make("ro")
     with HistoryReader(kept) as reader:
-        assert [minute.lag for minute in reader.minutes("g")] == [5], "it is read where nothing can be written"
+        assert [minute.lag for minute in reader.read_minutes("g")] == [5], "it is read where nothing can be written"
     with HistoryWriter(path) as writer:
         assert "Read-only file system" in writer.error
         writer.add_report(report(START_MS, {"g": (1,)}), "c")
@@ -494,7 +494,7 @@ def test_clock_that_is_ahead_for_one_read_deletes_nothing(path: Path) -> None:
             writer.add_report(report(at_ms, {"g": (7,)}), "c")
             written(writer)
     with HistoryReader(path) as reader:
-        assert len(reader.minutes("g")) == 4
+        assert len(reader.read_minutes("g")) == 4
 
 
 def test_last_reads_leave_room_for_minutes(path: Path) -> None:
@@ -505,8 +505,8 @@ def test_last_reads_leave_room_for_minutes(path: Path) -> None:
             writer.add_report(report(START_MS + minute * STEP_MS, {"g": lags}), "c")
             written(writer)
     with HistoryReader(path) as reader:
-        assert len(reader.minutes("g")) == 100
-        assert 1 < len(list(reader.reads())) < 100
+        assert len(reader.read_minutes("g")) == 100
+        assert 1 < len(list(reader.read_values())) < 100
 
 
 def test_files_beside_it_are_its_owners_alone_too(path: Path) -> None:

@@ -14,7 +14,7 @@ from kohort.cli.app import run
 from kohort.client.admin.values import NewTopic
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.lag.evaluation import PartitionLag
-from kohort.lag.offset_translation import record_ms
+from kohort.lag.offset_translation import next_record_timestamp_ms
 
 START_MS = 1_750_000_000_000
 
@@ -198,7 +198,7 @@ def test_unread_record_from_the_future_is_no_proof_that_nothing_is_unread(broker
     tp = TopicPartition("translated-future", 0)
     part = PartitionLag(tp, 3, "", None, 0, 9, START_MS, 0, is_time_lag_exact=False)
     with Admin(brokers[0].bootstrap_servers) as admin, pytest.raises(KafkaError, match="could not be read"):
-        record_ms(admin, part)
+        next_record_timestamp_ms(admin, part)
 
 
 def test_other_cluster_needs_an_address_of_its_own(

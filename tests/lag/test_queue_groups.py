@@ -23,7 +23,7 @@ from kohort.lag import GroupLag, LagReader, LagReport, LagStatus, PartitionLag, 
 from kohort.lag.queue_groups import ShareOffsets, describe_streams_groups
 from kohort.lag.reading import LagReading
 from kohort.lag.record_times import RecordTimes
-from kohort.lag.scaling import ScalingTarget, decide
+from kohort.lag.scaling import ScalingTarget, decide_member_count
 from kohort.lag.snapshot import ClusterSnapshot, GroupReading, PartitionBounds
 from kohort.wire.message import Message, RequestMessage
 from kohort.wire.streams_groups import (
@@ -199,7 +199,7 @@ def test_members_of_a_share_group_are_wanted_for_what_each_of_them_reads() -> No
         oldest = {(ORDERS, start): EPOCH_MS + second * 1_000 - 20_000}
         at_ms = EPOCH_MS + second * 1_000
         report = evaluate(ClusterSnapshot(at_ms, {"jobs": reading}, {}, {ORDERS: PartitionBounds(0, end, end)}, oldest))
-        decision, state = decide(report.groups["jobs"], at_ms, ScalingTarget(30_000), state)
+        decision, state = decide_member_count(report.groups["jobs"], at_ms, ScalingTarget(30_000), state)
         if decision.needed is not None:
             break
     assert decision is not None

@@ -57,7 +57,7 @@ def use_gap_events(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> None:
 def test_first_request_for_a_group_before_the_event_is_cleared_is_read(reader: LagReader) -> None:
     wanted = ScaledGroup("g", ScalingTarget(1_000))
     with GroupScaling(reader, 3_600) as scaling:
-        cast(GapEvent, scaling._news).before_clear = lambda: scaling.decision(wanted) and None
+        cast(GapEvent, scaling._news).before_clear = lambda: scaling.last_decision(wanted) and None
         scaling._news.set()
         until(lambda: wanted in scaling._watched, "the request has come")
         until(lambda: scaling._watched[wanted].decision is not None, "the group is decided", 10)

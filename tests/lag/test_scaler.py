@@ -276,10 +276,10 @@ def test_decision_is_given_no_more_when_reads_have_stopped(our_broker: Broker, m
     monkeypatch.setattr(scaler, "STALE_MIN_S", 0.5)
     wanted = ScaledGroup("g", ScalingTarget(1_000))
     with GroupScaling(LagReader(our_broker.bootstrap_servers), 0.05) as scaling:
-        until(lambda: scaling.decision(wanted) is not None, "the group is decided")
+        until(lambda: scaling.last_decision(wanted) is not None, "the group is decided")
         monkeypatch.setattr(scaling, "_read_groups", lambda names: None)
         with pytest.raises(KafkaError, match="have stopped"):
-            until(lambda: scaling.decision(wanted) is None, "the decision is refused")
+            until(lambda: scaling.last_decision(wanted) is None, "the decision is refused")
 
 
 @pytest.mark.parametrize("where", ["the read", "one group"])
@@ -304,15 +304,15 @@ def test_unexpected_error_is_reported_and_decisions_continue_after_it(
                 broken.setattr(reader, "read", failing_read)
             else:
                 broken.setattr(scaler, "_decide", failing_decision)
-                until(lambda: scaling.decision(good) is not None, "the other group is decided")
+                until(lambda: scaling.last_decision(good) is not None, "the other group is decided")
             with pytest.raises(KafkaError, match="RuntimeError: a bug"):
-                until(lambda: scaling.decision(bad) is not None, "the error is told")
+                until(lambda: scaling.last_decision(bad) is not None, "the error is told")
         until(lambda: _decided(scaling, bad), "the group is decided when the fault is gone")
 
 
 def _decided(scaling: GroupScaling, wanted: ScaledGroup) -> bool:
     try:
-        return scaling.decision(wanted) is not None
+        return scaling.last_decision(wanted) is not None
     except KafkaError:
         return False
 
@@ -320,9 +320,9 @@ def _decided(scaling: GroupScaling, wanted: ScaledGroup) -> bool:
 def test_groups_that_clients_name_are_bounded(our_broker: Broker) -> None:
     with GroupScaling(LagReader(our_broker.bootstrap_servers), 60) as scaling:
         for number in range(OBJECTS_MAX):
-            scaling.decision(ScaledGroup(f"g-{number}", ScalingTarget(1_000)))
+            scaling.last_decision(ScaledGroup(f"g-{number}", ScalingTarget(1_000)))
         with pytest.raises(Exception, match="are scaled already"):
-            scaling.decision(ScaledGroup("one-more", ScalingTarget(1_000)))
+            scaling.last_decision(ScaledGroup("one-more", ScalingTarget(1_000)))
 
 
 def test_server_survives_garbage(our_broker: Broker, keda: Keda) -> None:

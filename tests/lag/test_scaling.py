@@ -14,7 +14,15 @@ from kohort.client.admin.values import GroupDescription, GroupRebalanced, Member
 from kohort.ids import TopicPartition
 from kohort.lag import GroupLag, PartitionLag
 from kohort.lag.evaluation import UNAVAILABLE, OffsetSample, Trend
-from kohort.lag.scaling import DOWN_AFTER_MS, MEASURE_MS, START_MS, ScalingDecision, ScalingState, ScalingTarget, decide
+from kohort.lag.scaling import (
+    DOWN_AFTER_MS,
+    MEASURE_MS,
+    START_MS,
+    ScalingDecision,
+    ScalingState,
+    ScalingTarget,
+    decide_member_count,
+)
 
 BY_NAME = {trace.name: trace for trace in TRACES}
 RECORDED = ("spike", "ramp", "quiet night", "stuck partition", "hot key", "open transaction")
@@ -90,7 +98,7 @@ class Group:
         self.end += int(written * seconds)
         self.read += int(read * seconds)
         self.time_lag_ms = time_lag_ms
-        decision, self.state = decide(self.lag(), self.now_ms, self.target, self.state)
+        decision, self.state = decide_member_count(self.lag(), self.now_ms, self.target, self.state)
         return decision
 
     def lag(self) -> GroupLag:
@@ -140,7 +148,7 @@ def test_first_looks_measure_and_change_nothing() -> None:
 
 def test_measurement_begins_with_a_first_commit() -> None:
     group = Group()
-    group.state = decide(replace(group.lag(), partitions=tuple(
+    group.state = decide_member_count(replace(group.lag(), partitions=tuple(
         replace(part, committed=None) for part in group.lag().partitions
     )), group.now_ms, TARGET)[1]  # fmt: skip
     assert group.look(1, 50, 25, 20_000).written_per_s is None
@@ -245,7 +253,7 @@ def test_partitions_without_an_offset_ask_for_no_members() -> None:
     for _ in range(4):
         group.look(1, 10, 10, 0)
         found = replace(group.lag(), partitions=(*group.lag().partitions, *never))
-        decision, group.state = decide(found, group.now_ms + 30_000, TARGET, group.state)
+        decision, group.state = decide_member_count(found, group.now_ms + 30_000, TARGET, group.state)
         group.now_ms += 30_000
         assert found.sum_lag == 0
     assert (decision.wanted, decision.needed) == (2, 2)

@@ -106,7 +106,7 @@ def test_what_could_not_be_put_back_is_written_again(
     if settled_by == "close":
         store.close()
     else:
-        while store.maintain(NOW):
+        while store.run_maintenance_slice(NOW):
             pass
         release_files(store)
     assert read_catalog(tmp_path / "d") == before
@@ -177,7 +177,11 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
     next(making)
     assert not asked, "it is asked when the topic is made, and not before"
     run_steps(making)
-    assert (store.unseen(3), store.unseen(5), store.unseen(4)) == (["new"], ["new"], [])
+    assert (
+        store.topics_created_since_load(3),
+        store.topics_created_since_load(5),
+        store.topics_created_since_load(4),
+    ) == (["new"], ["new"], [])
     growing = store.add_partitions_in_steps({"new": 3})
     next(growing)
     store.record_topics_cleaned(3)
@@ -185,6 +189,6 @@ def test_a_topic_names_the_journals_that_have_not_seen_it_until_they_have(tmp_pa
     store.set_configs("new", {"retention.ms": "7"})
     release_files(store)
     with LogStore(tmp_path / "d") as store:
-        assert (store.unseen(3), store.unseen(5)) == ([], ["new"])
+        assert (store.topics_created_since_load(3), store.topics_created_since_load(5)) == ([], ["new"])
         store.record_topics_cleaned(5)
     assert "unseen" not in (tmp_path / "d" / "topics.json").read_text()

@@ -38,7 +38,7 @@ def make(folder: Path) -> list[tuple[int, bytes]]:
         for number in range(60):
             kept.append(keyed((b"k%d" % (number % 7), b"v%d" % number)), NOW)
         journal = LogJournal(store.partition(TopicPartition("__consumer_offsets", 0)))
-        journal.begin(1)
+        journal.begin_term(1)
         for offset in range(30):
             journal.append(1, [r.OffsetCommitted("g", "t", 0, offset, -1, "", NOW)], NOW)
         return values(log)
@@ -165,7 +165,7 @@ def test_what_is_damaged_is_named_and_repaired_without_loss(
     assert again.notes == []
     asides = b"".join(file.read_bytes() for file in part.glob(f"*.log.*{ASIDE}"))
     kept_bytes = b"".join(file.read_bytes() for file in segments(part))
-    fillers = 61 * sum(1 for record in records if record.lost)
+    fillers = 61 * sum(1 for record in records if record.lost_offsets)
     assert len(asides) + len(kept_bytes) - fillers == len(bytes_before)
     with LogStore(folder) as store:
         log = store.partition(tp)
@@ -184,7 +184,7 @@ def test_a_wrong_index_costs_nothing(tmp_path: Path, suffix: str, at: int) -> No
     index = segments(part)[1].with_suffix(suffix)
     flip(index, at)
     (found,) = look(tmp_path / "d").found
-    assert (found.kind, found.lost) == ("index", 0)
+    assert (found.kind, found.lost_offsets) == ("index", 0)
     assert mend(tmp_path / "d", [found]) == [(found, index.with_name(index.name + ASIDE))]
     assert look(tmp_path / "d").found == []
     with LogStore(tmp_path / "d") as store:
@@ -251,7 +251,12 @@ def test_the_records_of_a_folder_that_is_gone_are_counted_and_passed_over(tmp_pa
     if empty:
         (folder / "t-0").mkdir()
     (found,) = look(folder).found
-    assert (found.partition, found.damage.first_offset, found.damage.next_offset, found.lost) == ("t-0", 2, 5, 3)
+    assert (found.partition, found.damage.first_offset, found.damage.next_offset, found.lost_offsets) == (
+        "t-0",
+        2,
+        5,
+        3,
+    )
     assert found.damage.reason == ("the file is missing" if empty else "the folder of the partition is missing")
     assert mend(folder, [found]) == [(found, None)]
     assert look(folder).found == []

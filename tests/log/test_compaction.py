@@ -434,7 +434,7 @@ def test_a_compacted_file_that_is_in_its_place_is_not_looked_for_elsewhere(
         broken.setattr(os, "unlink", failing)
         with pytest.raises(OSError, match="Input"):
             compact_now(log, NOW)
-    log.settle()
+    log.finish_interrupted_change()
     newest = {b"k%d" % (number % 3): b"%d" % number * 20 for number in range(30)}
     assert {key: value for _, key, value in records(log)} == newest
 

@@ -39,7 +39,7 @@ FILE = Path("/data/orders-3/00000000000000000500.log")
     ],
 )
 def test_damage_says_where_it_is_and_what_is_lost(damage, said):
-    assert damage.sentence() == said
+    assert damage.describe() == said
 
 
 def test_the_error_carries_the_damage_across_processes():

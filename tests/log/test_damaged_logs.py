@@ -190,7 +190,7 @@ def _check(log: PartitionLog, whole: Made, number: int, opening: str, certain: b
         assert set(lost) <= {(damaged, behind)}
     if certain and lost and not unsound and (opening == "closed" or log.end_offset == whole.end):
         assert [(entry.first_offset <= damaged, (entry.next_offset or 0) >= behind) for entry in met] == [(True, True)]
-        assert met[0].sentence()
+        assert met[0].describe()
     for damage in met:
         assert damage.path.parent == log.path
         assert not any(damage.first_offset <= base < (damage.next_offset or 0) for base, _ in sound)

@@ -254,7 +254,7 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             store.partition(PART).append(batch(b"v%d" % number * 7, at=NOW), NOW)
             store.partition(KEPT).append(keyed((b"k%d" % (number % 3), b"v%d" % number)), NOW)
         store.partition(PART).delete_records(32)
-        while store.maintain(NOW + 3_600_000):
+        while store.run_maintenance_slice(NOW + 3_600_000):
             pass
     return folder
 
@@ -361,7 +361,7 @@ def test_a_check_finds_each_flipped_byte_of_a_transaction_index(
             path.write_bytes(data)
             with locked_folder(folder):
                 (found,) = FolderCheck(folder).run().found
-            assert (found.damage.path, found.kind, found.lost) == (path, "index", 0), data
+            assert (found.damage.path, found.kind, found.lost_offsets) == (path, "index", 0), data
             assert "made again" in found.damage.reason
         path.write_bytes(content)
 
@@ -405,7 +405,7 @@ def test_a_check_takes_the_transaction_indexes_of_shortened_and_compacted_logs(t
                     for producer_id in (7, 8):
                         log.append_marker(Marker(producer_id, 0, (number // 6 + producer_id) % 2 == 0, 0), NOW)
         store.partition(PART).delete_records(75)
-        while store.maintain(NOW + 3_600_000):
+        while store.run_maintenance_slice(NOW + 3_600_000):
             pass
         assert store.partition(PART).segments[0].base_offset > 0
     with locked_folder(folder):

@@ -25,7 +25,7 @@ def full(*_: object) -> int:
 
 
 def maintain(store: LogStore, now_ms: int) -> None:
-    while store.maintain(now_ms):
+    while store.run_maintenance_slice(now_ms):
         pass
 
 

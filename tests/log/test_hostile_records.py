@@ -245,9 +245,9 @@ def test_compaction_of_bombs_runs_in_a_worker_thread(tmp_path: Path, watched: Wa
 
         async def maintain() -> None:
             workers = RecordWorkers(asyncio.get_running_loop())
-            store.compact_in = workers.compact
+            store.compact_in = workers.run_compaction_step
             try:
-                while store.maintain(NOW + 10_000):  # noqa: ASYNC110 - as the broker does
+                while store.run_maintenance_slice(NOW + 10_000):  # noqa: ASYNC110 - as the broker does
                     await asyncio.sleep(0.01)
             finally:
                 workers.close()

@@ -198,7 +198,7 @@ def test_a_store_cuts_only_what_its_recovery_points_leave_open(tmp_path: Path, p
             log.append(batch(b"%d" % number * 20, b"second"), NOW)
             if number == 3:
                 log.flush()
-                while store.maintain(NOW):
+                while store.run_maintenance_slice(NOW):
                     pass
         before = (tmp_path / RECOVERY_POINTS).read_text()
     assert before.splitlines()[2:] == ["t 0 8"]
@@ -270,7 +270,7 @@ def test_what_is_cut_off_by_its_owner_is_not_missed_after_a_power_loss(tmp_path:
         for number in range(BATCHES):
             log.append(batch(b"%d" % number * 20, b"second"), NOW)
         log.flush()
-        while store.maintain(NOW):
+        while store.run_maintenance_slice(NOW):
             pass
         log.truncate_to(11)
         assert log.flushed_offset == 10

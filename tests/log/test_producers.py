@@ -163,7 +163,7 @@ def test_idle_producers_are_forgotten_but_not_those_in_a_transaction(log: Partit
     log.append(sent(0), NOW)
     log.append(sent(0, producer=8, transactional=True), NOW)
     log.append(sent(0, producer=9), NOW + 500)
-    assert log.producers.expire(NOW + 100) == 1
+    assert log.producers.forget_idle(NOW + 100) == 1
     assert sorted(log.producers.by_id) == [8, 9]
     log.append(sent(77), NOW)
 
@@ -308,7 +308,7 @@ def test_the_first_batch_after_a_marker_that_raised_the_epoch_has_sequence_0(log
 
 def test_a_marker_of_a_forgotten_producer_takes_any_sequence_after_it(log: PartitionLog) -> None:
     log.append(sent(0, b"a", b"b"), NOW)
-    log.producers.expire(NOW + 1)
+    log.producers.forget_idle(NOW + 1)
     log.append_marker(Marker(7, 0, True, 0), NOW)
     assert log.append(sent(2, b"c"), NOW).base_offset == 3
 

@@ -239,7 +239,7 @@ def test_a_deleted_folder_that_keeps_its_name_is_not_removed_once_it_is_another_
             run_steps(store.delete_topics_in_steps(["again", "gone"]))
         store.create_topic("again", 1)
         store.partition(TopicPartition("again", 0)).append(batch(b"new"), NOW)
-        store.maintain(NOW)
+        store.run_maintenance_slice(NOW)
         assert (folder / "again-0").exists()
     with LogStore(folder) as store:
         assert values(store.partition(TopicPartition("again", 0))) == [(0, b"new")]
@@ -312,12 +312,12 @@ def test_upkeep_compacts_and_expires(tmp_path: Path) -> None:
             kept.append(keyed((b"%d" % (number % 3), b"%d" % number)), NOW)
             aged.append(batch(b"x"), NOW)
         now_ms = int(time.time() * 1000)
-        while store.maintain(now_ms):
+        while store.run_maintenance_slice(now_ms):
             pass
         assert aged.log_start_offset == 0, "retention looks every five minutes, as Kafka's does"
-        while store.maintain(now_ms + 400_000):
+        while store.run_maintenance_slice(now_ms + 400_000):
             pass
-        assert store.maintain(now_ms + 400_001) is False
+        assert store.run_maintenance_slice(now_ms + 400_001) is False
         assert kept.cleaned_offset == kept.active.base_offset
         assert len(values(kept)) < 30
         assert dict(r for r in values(kept))[99] == b"99"
@@ -381,17 +381,17 @@ def test_flush_ms_flushes_in_time(tmp_path: Path) -> None:
         timed, other = (store.partition(TopicPartition(name, 0)) for name in ("timed", "other"))
         for log in (timed, other):
             log.append(batch(b"x"), NOW)
-        store.maintain(NOW)
-        store.maintain(NOW + 2_999)
+        store.run_maintenance_slice(NOW)
+        store.run_maintenance_slice(NOW + 2_999)
         assert timed.flushed_offset == 0
-        store.maintain(NOW + 3_000)
+        store.run_maintenance_slice(NOW + 3_000)
         assert (timed.flushed_offset, other.flushed_offset) == (1, 0)
         timed.append(batch(b"x"), NOW)
-        store.maintain(NOW + 3_001)
-        store.maintain(NOW + 6_000)
+        store.run_maintenance_slice(NOW + 3_001)
+        store.run_maintenance_slice(NOW + 6_000)
         assert timed.flushed_offset == 1, "the time counts from the first record that is not flushed"
         store.set_configs("timed", {"flush.ms": "0"})
-        store.maintain(NOW + 6_000)
+        store.run_maintenance_slice(NOW + 6_000)
         assert timed.flushed_offset == 2
 
 

@@ -44,9 +44,9 @@ def test_a_topic_that_is_deleted_while_it_is_compacted_ends_no_upkeep(tmp_path: 
                 log.append(keyed((b"%d" % (number % 7), bytes(500))), NOW)
         now_ms = int(time.time() * 1000) + 10_000
         for _ in range(20):
-            assert store.maintain(now_ms)
+            assert store.run_maintenance_slice(now_ms)
         store.delete_topic("gone")
-        while store.maintain(now_ms):
+        while store.run_maintenance_slice(now_ms):
             pass
         kept = store.partition(TopicPartition("kept", 0))
         assert kept.cleaned_offset == kept.active.base_offset > 0
@@ -63,7 +63,7 @@ def test_a_log_whose_file_is_closed_between_two_slices_is_compacted_all_the_same
         for number in range(3_000):
             log.append(keyed((b"%d" % number, bytes(500))), NOW)
         now_ms = int(time.time() * 1000) + 10_000
-        while store.maintain(now_ms):
+        while store.run_maintenance_slice(now_ms):
             for number in range(10):
                 store.partition(TopicPartition("others", number)).append(batch(b"x"), NOW)
         assert not [line.getMessage() for line in caplog.records if "not compacted" in line.getMessage()]
@@ -81,6 +81,6 @@ def test_flushes_by_time_do_not_wait_for_folders_that_are_removed(tmp_path: Path
         timed = store.partition(TopicPartition("timed", 0))
         timed.append(batch(b"x"), NOW)
         run_steps(store.delete_topics_in_steps(["gone"]))
-        assert store.maintain(NOW)
-        assert store.maintain(NOW + 1_000), "there are folders left"
+        assert store.run_maintenance_slice(NOW)
+        assert store.run_maintenance_slice(NOW + 1_000), "there are folders left"
         assert timed.flushed_offset == 1

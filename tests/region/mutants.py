@@ -42,8 +42,8 @@ from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState
 from kohort.region.member import state
 from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
-from kohort.region.messages import Completed, Drain, Drained, Reset
-from kohort.region.record_codec import key_of, value_of
+from kohort.region.messages import CheckpointCompleted, DrainOrder, MemberDrained, ResetOrder
+from kohort.region.record_codec import encode_fact_key, encode_fact_value
 from kohort.region.records import KeyedStateHead, Manifest, Part, staged_keys_by_sink
 from kohort.region.region_key import RecordAuthor, RegionKey
 from kohort.region.region_log import RegionLogWriter
@@ -81,7 +81,7 @@ def _serve_always(starts: StartOffsets) -> None:
         plane.state = state
 
 
-_SERVE = StartOffsets.serve
+_SERVE = StartOffsets.hand_out_partitions
 
 
 def _commits_unpublished(machine: Checkpoints) -> None:
@@ -100,13 +100,13 @@ def _states_the_same(writer: RegionLogWriter, author: RecordAuthor) -> Any:
     before = writer._stated
     said = _STATEMENT(writer, author)
     writer._stated = before
-    return [(key_of(before), value_of(before))] if said and before is not None else said
+    return [(encode_fact_key(before), encode_fact_value(before))] if said and before is not None else said
 
 
 _STATEMENT = RegionLogWriter._statement
 
 
-def _keeps_what_was_read(machine: Any, order: Reset) -> None:
+def _keeps_what_was_read(machine: Any, order: ResetOrder) -> None:
     begins = dict(machine.begins)
     _RESET(machine, order)
     machine.begins.update(begins)
@@ -115,7 +115,7 @@ def _keeps_what_was_read(machine: Any, order: Reset) -> None:
 _RESET = MemberMachine.on_reset
 
 
-def _begins_where_it_began(machine: Any, order: Completed) -> None:
+def _begins_where_it_began(machine: Any, order: CheckpointCompleted) -> None:
     begins = dict(machine.begins)
     _COMPLETED(machine, order)
     machine.begins.update({part: begin for part, begin in begins.items() if part in machine.begins})
@@ -132,10 +132,10 @@ def _hears_all_terms(machine: MemberMachine, event: Any) -> Any:
 _STEP = MemberMachine.step
 
 
-def _drains_without_waiting(machine: Any, order: Drain) -> None:
+def _drains_without_waiting(machine: Any, order: DrainOrder) -> None:
     machine.cut = order.cut
     machine.state = state.DRAINED
-    machine.send(Drained(order.cut))
+    machine.send(MemberDrained(order.cut))
 
 
 def _sweeps_all(folder: ParquetFolder, keep: Keep) -> None:
@@ -149,7 +149,7 @@ def _stays_in_its_epoch(stager: RowStager, epoch: int) -> None:
     _BEGIN(stager, max(stager._epoch, 1) if epoch else epoch)
 
 
-_BEGIN = RowStager.begin
+_BEGIN = RowStager.begin_epoch
 
 
 def _runs_without_all(machine: Recovery) -> None:
@@ -163,7 +163,7 @@ def _any_member_publishes(plane: ControlPlaneState, place: str) -> RegisteredMem
     return able[0] if able else _PUBLISHER(plane, place)
 
 
-_PUBLISHER = ControlPlaneState.publisher
+_PUBLISHER = ControlPlaneState.publishing_member
 
 
 def _one_is_enough(plane: ControlPlaneState, place: str) -> None:
@@ -203,7 +203,7 @@ def _lets_go_whatever_was_read(machine: Any, sequence: int, retired: int, *, cou
     return _COMPLETE(machine, sequence, retired, counts=counts)
 
 
-_COMPLETE = MemberMachine.complete
+_COMPLETE = MemberMachine.record_completed_checkpoint
 
 
 def _knows_all_but_no_answer(producer: Any) -> None:
@@ -228,7 +228,7 @@ _ASK_TO_CLOSE = RegionConsumer.request_close
 
 def _puts_back_nothing(flow: RecordQueue, *, dirty: bool) -> None:
     del dirty
-    flow.finish()
+    flow.finish_table()
 
 
 def _is_never_dirty(flow: RecordQueue, *, dirty: bool) -> None:
@@ -236,7 +236,7 @@ def _is_never_dirty(flow: RecordQueue, *, dirty: bool) -> None:
     _PUT_BACK(flow, dirty=False)
 
 
-_PUT_BACK = RecordQueue.put_back
+_PUT_BACK = RecordQueue.put_back_table
 
 
 def _compares_one_way(*, ahead: bool) -> Callable[..., SinkDisagreement | None]:
@@ -261,7 +261,7 @@ def _waits_for_the_last_reset(machine: Recovery, wanted: ResetRequest) -> None:
     _RESET_REGION(machine, wanted)
 
 
-_RESET_REGION = Recovery.reset
+_RESET_REGION = Recovery.reset_region
 
 
 def _numbers_resets_alike(machine: Recovery) -> Manifest:
@@ -331,7 +331,7 @@ def _one_place_stands_for_both(machine: Checkpoints, event: Any) -> None:
         _PUBLISHED(machine, replace(event, report=replace(event.report, place=member.letters)))
 
 
-_PUBLISHED = Checkpoints.published
+_PUBLISHED = Checkpoints.on_published
 
 
 @contextmanager
@@ -361,7 +361,7 @@ def _begins_with_any_copy(states: KeyedStates, part: Part, head: KeyedStateHead 
         states._loaded[part] = kept
 
 
-_SAVE, _REVERT, _BEGIN = LoadedKeyedState.save, LoadedKeyedState.revert_changes, KeyedStates.begin
+_SAVE, _REVERT, _BEGIN = LoadedKeyedState.save, LoadedKeyedState.revert_changes, KeyedStates.set_saved_state
 
 
 @contextmanager
@@ -371,7 +371,7 @@ def _states_stay() -> Iterator[None]:
     def begins(states: KeyedStates, part: Part, head: KeyedStateHead | None) -> None:
         states._heads.setdefault(part, head)
 
-    with mock.patch.object(KeyedStates, "forget_partitions"), mock.patch.object(KeyedStates, "begin", begins):
+    with mock.patch.object(KeyedStates, "forget_partitions"), mock.patch.object(KeyedStates, "set_saved_state", begins):
         yield
 
 
@@ -391,12 +391,12 @@ def _no_syncs() -> Iterator[None]:
 _END_OF, _SWEEP_STATES = checkpoints._end_of, RegionStateStore.sweep
 
 MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "starts are handed out at any time": _instead(StartOffsets, "serve", _serve_always),
+    "starts are handed out at any time": _instead(StartOffsets, "hand_out_partitions", _serve_always),
     "the next is committed before the last is published": _instead(
         Checkpoints, "commit_if_all_contributed", _commits_unpublished
     ),
     "keys of one sink are published by another's member": _instead(
-        ControlPlaneState, "publisher", _any_member_publishes
+        ControlPlaneState, "publishing_member", _any_member_publishes
     ),
     "the next is committed while one of two sinks is not published": _instead(
         ControlPlaneState, "record_published", _one_is_enough
@@ -424,7 +424,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "partitions are let go in the middle of a batch": _instead(BatchMember, "revoked", Member.revoked),
     "what is held is let go with a sequence that does not cover it": _instead(
-        MemberMachine, "complete", _lets_go_whatever_was_read
+        MemberMachine, "record_completed_checkpoint", _lets_go_whatever_was_read
     ),
     "a control plane that was overtaken is heard": _instead(MemberMachine, "step", _hears_all_terms),
     "a member is drained while it reads": _in_table(MEMBER, "on_drain", _drains_without_waiting),
@@ -432,20 +432,20 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         MemberMachine, "request_reset", lambda one, cause, parts: one.release_partitions(parts)
     ),
     "what still counts is swept": _instead(ParquetFolder, "sweep", _sweeps_all),
-    "who goes back stages in the epoch that it had": _instead(RowStager, "begin", _stays_in_its_epoch),
+    "who goes back stages in the epoch that it had": _instead(RowStager, "begin_epoch", _stays_in_its_epoch),
     "what is void stays": _instead(ParquetFolder, "empty", lambda folder, sequence, floor: folder._mark(sequence)),
     "what was given counts twice": _instead(RowStager, "forget_contribution", lambda stager: None),
     "a close counts the table in hand": _instead(RegionConsumer, "request_close", _closes_with_the_table),
-    "a table that is left undone counts": _instead(RecordQueue, "put_back", _puts_back_nothing),
+    "a table that is left undone counts": _instead(RecordQueue, "put_back_table", _puts_back_nothing),
     "what was submitted of a table that is left undone stays": _instead(
         RowStager, "drop_unfinished_table", lambda stager: None
     ),
-    "a state that has a table that is left undone is saved": _instead(RecordQueue, "put_back", _is_never_dirty),
+    "a state that has a table that is left undone is saved": _instead(RecordQueue, "put_back_table", _is_never_dirty),
     "a reset to the beginning that waits is forgotten for another": _instead(
-        Recovery, "reset", _waits_for_the_last_reset
+        Recovery, "reset_region", _waits_for_the_last_reset
     ),
     "a bad row is dropped": _instead(staging, "split_refused_rows", _forgets_bad_rows),
-    "dead letters are published once more after a reset": _instead(RowStager, "begin", _begins_with_old_letters),
+    "dead letters are published once more after a reset": _instead(RowStager, "begin_epoch", _begins_with_old_letters),
     "dead letters of a sequence are given again": _instead(RowStager, "forget_contribution", _counts_rows_alone),
     "dead letters of a table that is left undone stay": _instead(
         RowStager, "drop_unfinished_table", _settles_rows_alone
@@ -457,9 +457,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "an error that answers the end of a transaction is taken for an abort": _instead(
         RegionLogWriter, "_commit", staticmethod(_knows_all_but_no_answer)
     ),
-    "what stands is settled by looking": _instead(RegionLogWriter, "settle", _settles_by_looking),
-    "an unknown outcome is taken for done": _instead(RegionLogWriter, "settle", lambda pen: 10**6),
-    "an unknown outcome is taken for an abort": _instead(RegionLogWriter, "settle", lambda pen: 0),
+    "what stands is settled by looking": _instead(RegionLogWriter, "resolve_pending_commit", _settles_by_looking),
+    "an unknown outcome is taken for done": _instead(RegionLogWriter, "resolve_pending_commit", lambda pen: 10**6),
+    "an unknown outcome is taken for an abort": _instead(RegionLogWriter, "resolve_pending_commit", lambda pen: 0),
     "a sink that is ahead of the topic is taken": _instead(
         membership, "compare_sink_with_topic", _compares_one_way(ahead=True)
     ),
@@ -472,7 +472,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         lambda history, place, was, shows, now_ms: records_after_adoption(history, place, was, 0, now_ms),
     ),
     "what another place is to show is numbered anew with the sequence": _instead(
-        LastCheckpoint, "checkpoint_id_in", lambda last, known: last.sequence
+        LastCheckpoint, "id_in_sink", lambda last, known: last.sequence
     ),
     "two resets to the initial state on their way have one number": _instead(
         Recovery, "_to_initial", _numbers_resets_alike
@@ -496,7 +496,9 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a copy of a state that has changes is kept at a reset": _instead(
         LoadedKeyedState, "revert_changes", lambda state: (_REVERT(state), True)[1]
     ),
-    "a copy of a state is kept at a reset whatever was saved": _instead(KeyedStates, "begin", _begins_with_any_copy),
+    "a copy of a state is kept at a reset whatever was saved": _instead(
+        KeyedStates, "set_saved_state", _begins_with_any_copy
+    ),
     "changes of a state are forgotten when they could not be saved": _instead(
         LoadedKeyedState, "save", _loses_what_was_not_saved
     ),
@@ -515,7 +517,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a contribution counts though the control plane says that it does not": _instead(
-        MemberMachine, "complete", _counts_whatever_it_contributed
+        MemberMachine, "record_completed_checkpoint", _counts_whatever_it_contributed
     ),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_all_contributed", _forgets_places),
     "dead letters are taken in again when the sink was away": _instead(RowStager, "add", _adds_letters_first),

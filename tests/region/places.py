@@ -174,7 +174,7 @@ class HeldFileIO(DurableFileIO):
     def files(self) -> Any:
         return HeldFiles(self.OPEN[self.properties["held"]][1])
 
-    def path_of(self, location: str) -> str | None:
+    def local_path_of(self, location: str) -> str | None:
         return location.replace(self.LAKE, self.OPEN[self.properties["held"]][0], 1)
 
 
@@ -440,7 +440,7 @@ class IcebergPlace(_Files):
     def table(self) -> Table | None:
         """Return the table as a stranger opens it."""
         sink = self.sink()
-        return sink._log.find() if sink._is_there() else None
+        return sink._log.load_if_exists() if sink._is_there() else None
 
     def rows(self) -> list[Row]:
         table = self.table()
@@ -554,7 +554,7 @@ class DuckLakePlace(_Files):
         if sink._newest_state() is None:
             return []
         with sink._lake.transaction() as at:
-            return at.ask(statement)
+            return at.query_rows(statement)
 
     def rows(self) -> list[Row]:
         try:

@@ -68,7 +68,7 @@ def _takes_an_error_for_a_refusal(store: ObjectStore, path: str, data: bytes) ->
 
 def _removes_orphans_first(compactor: Compactor, *given: Any) -> Any:
     store = compactor._store
-    base = store.newest()
+    base = store.newest_generation()
     store.remove_files([path for path in store.compaction_output_files() if path not in base.files | base.replaced])
     return _ATTEMPT(compactor, *given)
 
@@ -127,7 +127,7 @@ DELTA_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "a publisher commits before it looks": _instead(DeltaTable, "_until_there", _commits_before_it_looks),
     "a sweep takes what a manifest names": _instead(DeltaTable, "sweep", _sweeps_all),
     "what is void stays": _instead(DeltaTable, "_removals", lambda table, version: []),
-    "rows are counted from another version": _instead(StoreDeltaLog, "row_count", _counts_rows_of_no_version),
+    "rows are counted from another version": _instead(StoreDeltaLog, "appended_row_count", _counts_rows_of_no_version),
 }
 
 
@@ -149,7 +149,7 @@ def _removes_unseen(table: IcebergTable, paths: Any, sequence: int = 0) -> None:
     del sequence
     lake = table._load_table()
     for path in paths:
-        side_store_of(lake, table.place).remove(path)
+        side_store_of(lake, table.place).remove_object(path)
 
 
 def _says_the_last_offsets(
@@ -214,12 +214,12 @@ TOPIC_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     ),
     "a publisher does not look at the marker": _instead(kafka_topic._Writer, "__init__", _forgets_the_marker),
     "a sweep takes what a manifest names": _instead(KafkaTopic, "sweep", _sweeps_all_of_a_topic),
-    "a topic is emptied up to whatever its end is then": _instead(StagingTopic, "ends_of", _names_no_end),
+    "a topic is emptied up to whatever its end is then": _instead(StagingTopic, "high_watermarks", _names_no_end),
     "a reader of the marker does not wait for open transactions": _instead(
-        StagingTopic, "marker", lambda topic, to_the_end=False: _MARKER(topic)
+        StagingTopic, "read_owner_marker", lambda topic, to_the_end=False: _MARKER(topic)
     ),
 }
-_MARKER = StagingTopic.marker
+_MARKER = StagingTopic.read_owner_marker
 
 
 def _looks_once(table: SqlTable, at: Any) -> int:
@@ -251,10 +251,10 @@ def _changed_statements(change: Callable[[str], str]) -> Callable[[], AbstractCo
         if changed:
             _RUN(at, changed, *given[: changed.count("?")])
 
-    return _instead(sql_table._Cursor, "run", run)
+    return _instead(sql_table._Cursor, "execute_template", run)
 
 
-_RUN = sql_table._Cursor.run
+_RUN = sql_table._Cursor.execute_template
 _RECORDS = "UPDATE {sequences} SET sequence = ? WHERE target = ?"
 
 
@@ -269,7 +269,7 @@ SQL_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without the guard": _instead(SqlTable, "_mine", _without_guard),
     "a retry does not look first": _instead(SqlTable, "_mine", _looks_once),
     "a sequence is recorded in a transaction of its own": _instead(
-        sql_table._Cursor, "run", _records_in_another_transaction
+        sql_table._Cursor, "execute_template", _records_in_another_transaction
     ),
     "a sequence is recorded for all tables": _changed_statements(
         lambda text: text.partition(" WHERE")[0] if text == _RECORDS else text
@@ -335,7 +335,7 @@ DUCKLAKE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 STORE_MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "publish without a condition": _publishes_without_condition,
     "a publisher does not look whether its sequence is done": _instead(
-        PublishedSequenceLog, "is_done", lambda log, sequence: False
+        PublishedSequenceLog, "is_published_or_emptied", lambda log, sequence: False
     ),
     "a compactor takes an unknown outcome for a refusal": _instead(
         ObjectStore, "create_object_if_absent", _takes_an_error_for_a_refusal

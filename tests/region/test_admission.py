@@ -10,7 +10,7 @@ import pytest
 
 from kohort.errors import InvalidInputError
 from kohort.region.admission import _before_birth
-from kohort.region.records import Birth
+from kohort.region.records import RegionCreated
 from kohort.region.region_topic import SavedFacts
 
 OURS, OTHERS = UUID(int=1), UUID(int=2)
@@ -38,9 +38,9 @@ def home(*births: UUID | None) -> Any:
 
     def saved() -> SavedFacts:
         born = left.pop(0) if len(left) > 1 else left[0]
-        return SavedFacts(birth=None if born is None else Birth("r", born, 7))
+        return SavedFacts(birth=None if born is None else RegionCreated("r", born, 7))
 
-    return SimpleNamespace(saved=saved)
+    return SimpleNamespace(read_saved_facts=saved)
 
 
 def test_sink_claimed_by_this_region_between_two_looks_is_taken() -> None:

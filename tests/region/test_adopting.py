@@ -15,7 +15,7 @@ import pytest
 
 from kohort.region.agreement import AdoptionHistory, records_after_adoption
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.records import Birth, Contribution, Epoch, Fact, Manifest, Shown
+from kohort.region.records import Contribution, EpochBegun, Fact, Manifest, PublishedCheckpoint, RegionCreated
 from kohort.region.region import Region
 from kohort.region.region_log import RegionLogView
 from kohort.region.region_topic import facts_of_region
@@ -37,7 +37,7 @@ def given(member: str, sink: str) -> Contribution:
 
 
 def history(facts: list[Fact]) -> AdoptionHistory:
-    return facts_of_region("r", [Birth("r", ID, 0), *facts]).history("r")
+    return facts_of_region("r", [RegionCreated("r", ID, 0), *facts]).adoption_history("r")
 
 
 @pytest.mark.parametrize("empties", [False, True])
@@ -50,7 +50,7 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
     contributions = () if empties else (given("a", place), given("b", OTHER))
     members = tuple(contribution.member for contribution in contributions)
     manifest = Manifest("r", ID, 7, 1, 1, 0, members, members, (), empties, tuple(sorted((place, OTHER))))
-    shown = [Shown("r", place, 7 if is_known else 6, 0)]
+    shown = [PublishedCheckpoint("r", place, 7 if is_known else 6, 0)]
     first = records_after_adoption(history([*contributions, manifest, *shown]), NEW, was, shows, 5)
     again = records_after_adoption(history([*contributions, manifest, *shown, *first]), NEW, was, shows, 5)
     before, after = (history([*contributions, manifest, *shown, *facts]) for facts in (first, [*first, *again]))
@@ -58,14 +58,14 @@ def test_facts_of_a_repeated_adoption_are_the_same(was: str, shows: int, is_know
 
 
 RESET = Manifest("r", ID, 7, 1, 1, 0, (), (), (), True, (OLD, OTHER))
-EMPTIED = tuple(Shown("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
+EMPTIED = tuple(PublishedCheckpoint("r", place, 7, 0, empty=True) for place in (OLD, OTHER))
 
 
 def adopted(facts: Iterable[Fact], calls: Iterable[tuple[str, int]]) -> RegionFacts:
-    every: list[Fact] = [Birth("r", ID, 0), *facts]
+    every: list[Fact] = [RegionCreated("r", ID, 0), *facts]
     for place, shows in calls:
-        every += records_after_adoption(facts_of_region("r", every).history("r"), place, "", shows, 5)
-    return facts_of_region("r", every).known("r", 1)
+        every += records_after_adoption(facts_of_region("r", every).adoption_history("r"), place, "", shows, 5)
+    return facts_of_region("r", every).to_region_facts("r", 1)
 
 
 @pytest.mark.parametrize("turn", [1, -1], ids=["first to last", "last to first"])
@@ -86,15 +86,15 @@ def test_adopting_sinks_in_any_order_empties_those_alone_that_have_not_seen_the_
 ) -> None:
     """The topic's copy ends with a reset to the initial state. The second call had the first sink emptied."""
     known = adopted([RESET, *EMPTIED], list(shows.items())[::turn])
-    assert known.unpublished().keys() == unpublished
-    assert [known.bounds(place).allows_id(shown) for place, shown in shows.items()] == [True, True]
+    assert known.unpublished_keys().keys() == unpublished
+    assert [known.sink_id_bounds(place).allows_id(shown) for place, shown in shows.items()] == [True, True]
     assert known.sequence == max(7, *shows.values())
 
 
 def test_sink_that_was_still_to_be_emptied_is_emptied_also_when_another_was_adopted() -> None:
     known = adopted([RESET, EMPTIED[0]], [(OLD, 8), (OTHER, 8)])
-    assert known.unpublished() == {OTHER: ()}
-    assert known.sequence == 9 and known.bounds(OTHER).allows_id(8) and known.bounds(OLD).allows_id(8)
+    assert known.unpublished_keys() == {OTHER: ()}
+    assert known.sequence == 9 and known.sink_id_bounds(OTHER).allows_id(8) and known.sink_id_bounds(OLD).allows_id(8)
 
 
 @pytest.mark.parametrize(
@@ -104,13 +104,13 @@ def test_sink_of_a_reset_without_names_is_emptied_unless_it_has_seen_the_reset(
     shows: int, unpublished: set[str]
 ) -> None:
     known = adopted([replace(RESET, places=())], [(OLD, shows)])
-    assert known.unpublished().keys() == unpublished
-    assert known.bounds(OLD).allows_id(shows)
+    assert known.unpublished_keys().keys() == unpublished
+    assert known.sink_id_bounds(OLD).allows_id(shows)
 
 
 def test_sink_with_an_older_copy_after_it_was_adopted_is_emptied() -> None:
-    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).unpublished() == {OLD: ()}
-    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).unpublished() == {OLD: ()}
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OTHER, 9), (OLD, 3)]).unpublished_keys() == {OLD: ()}
+    assert adopted([RESET, *EMPTIED], [(OLD, 8), (OLD, 3)]).unpublished_keys() == {OLD: ()}
 
 
 @pytest.mark.parametrize("last", [3, 20_000], ids=["a clock ahead", "a clock behind"])
@@ -120,13 +120,13 @@ def test_epochs_after_adopting_a_sink_that_is_ahead_are_none_that_it_has_seen(la
 
 
 def assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(last: int) -> None:
-    began = Epoch("r", last, 1, 2, 0, "", 0)
+    began = EpochBegun("r", last, 1, 2, 0, "", 0)
     manifest = Manifest("r", ID, 7, 1, 1, 0, (), (), (), places=(OLD,))
-    facts = [Birth("r", ID, 0), began, manifest, Shown("r", OLD, 7, 0)]
+    facts = [RegionCreated("r", ID, 0), began, manifest, PublishedCheckpoint("r", OLD, 7, 0)]
     ahead, behind, equal = (
-        facts_of_region("r", [*facts, *records_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]).known(
-            "r", 1
-        )
+        facts_of_region(
+            "r", [*facts, *records_after_adoption(history(facts[1:]), OLD, "", shows, 10_000)]
+        ).to_region_facts("r", 1)
         for shows in (8, 6, 7)
     )
     assert ahead.epoch == ahead.floor == max(10_000, last + 1)
@@ -184,7 +184,7 @@ def forget_that_it_is_published(servers: str, name: str, sink: Sink, last: int) 
     """The topic is as when the publisher was killed before it had said so."""
     home = RegionLogView(name, servers, {})
     pen, known = home.take_over("127.0.0.1", 1)
-    pen.save([Shown(name, sink.place, last - 1, 0)])
+    pen.save([PublishedCheckpoint(name, sink.place, last - 1, 0)])
     pen.close()
     assert known.keys.keys() == {sink.place}
     home.close()

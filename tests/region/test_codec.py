@@ -50,46 +50,48 @@ WHO = messages.Identity("id", 5, "static")
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Register("m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False),
-        messages.Contributed(CUT, GIVEN),
+        messages.RegistrationRequest(
+            "m", UUID(int=9), "etl", WHO, 3, (POSITION,), 4, (POSITION,), "parquet:/out", False
+        ),
+        messages.ContributionReport(CUT, GIVEN),
         messages.AssignmentChanged(WHO, (PART,)),
-        messages.AskStarts(1, (PART,)),
-        messages.Looked(1, (POSITION,), ("t",)),
-        messages.AskReset("why", forced=True),
-        messages.Leave(),
-        messages.Describe(),
+        messages.StartOffsetsRequest(1, (PART,)),
+        messages.StartOffsetsLookedUp(1, (POSITION,), ("t",)),
+        messages.RegionResetRequest("why", forced=True),
+        messages.LeaveRequest(),
+        messages.DescribeRegion(),
     ],
 )
 def test_reports_are_decoded_as_they_were(message: messages.Report | messages.Ask) -> None:
-    assert decode_report(encode(message)) == message
+    assert decode_report(encode_message(message)) == message
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        messages.Welcome(1, 3, 4, ("m",), b"state", CUT),
-        messages.Welcome(1, 3, 4, ("m",)),
-        messages.Starts(1, 1, (POSITION,), (PART,), (PART,)),
-        messages.Starts(1, 1, (replace(POSITION, state=KeyedStateHead(3, 4, bytes(16), 9_000)),)),
-        messages.Publish(1, 4, (KEY,)),
-        messages.Publish(1, 4, (KEY,), positions=(POSITION,)),
-        messages.Reset(1, 3, 0, None),
-        messages.RegionSeen("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
-        messages.RegionSeen(
+        messages.RegistrationAccepted(1, 3, 4, ("m",), b"state", CUT),
+        messages.RegistrationAccepted(1, 3, 4, ("m",)),
+        messages.StartOffsetsAnswer(1, 1, (POSITION,), (PART,), (PART,)),
+        messages.StartOffsetsAnswer(1, 1, (replace(POSITION, state=KeyedStateHead(3, 4, bytes(16), 9_000)),)),
+        messages.PublishOrder(1, 4, (KEY,)),
+        messages.PublishOrder(1, 4, (KEY,), positions=(POSITION,)),
+        messages.ResetOrder(1, 3, 0, None),
+        messages.RegionStatus("r", "RUNNING", 1, 3, 4, 4, (), (POSITION,), {"why": 2}),
+        messages.RegionStatus(
             "r", "RUNNING", 1, 3, 4, 3, (), (), {}, sinks=(messages.SinkStatus("parquet:/out", 3, "m"),)
         ),
-        messages.Refused(1, "why", "what to do"),
-        messages.Alive(),
+        messages.RegistrationRefused(1, "why", "what to do"),
+        messages.KeepAlive(),
     ],
 )
 def test_orders_are_decoded_as_they_were(message: messages.Order | messages.Answer) -> None:
-    back = decode_order(encode(message))
+    back = decode_order(encode_message(message))
     assert back == message and repr(back) == repr(message), "also what does not compare"
 
 
 def test_a_field_of_a_later_release_is_passed_over() -> None:
     body = msgspec.msgpack.encode(("AskReset", {"cause": "why", "later": [1]}))
-    assert decode_report(body) == messages.AskReset("why")
+    assert decode_report(body) == messages.RegionResetRequest("why")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +100,7 @@ def test_a_field_of_a_later_release_is_passed_over() -> None:
         b"",
         b"\xc1",
         msgspec.msgpack.encode(("Nothing", {})),
-        encode(messages.Alive())[:-1],
+        encode_message(messages.KeepAlive())[:-1],
         b"\x92\xa5Aliv\xff\x80",
         b"\x92\xa8AskReset\x81\xa5later" + b"\x91" * 5_000,
     ],

@@ -38,7 +38,7 @@ def published(place: Place, stager: RowStager, sequence: int) -> int:
 def test_columns_in_another_order_go_into_the_same_unit(place: Place) -> None:
     """Each `submit` was a file: 400 in a sequence, and a fifth of the rate."""
     stager, chance = RowStager(place.sink(), REGION, "worker-1"), random.Random(1)
-    stager.begin(1)
+    stager.begin_epoch(1)
     for number in range(40):
         columns = [("id", [number]), ("name", [str(number)])]
         chance.shuffle(columns)
@@ -50,12 +50,12 @@ def test_columns_in_another_order_go_into_the_same_unit(place: Place) -> None:
 def test_column_without_values_is_of_the_type_that_the_place_knows(place: Place) -> None:
     sink = place.sink()
     stager = RowStager(sink, REGION, "worker-1")
-    stager.begin(1)
+    stager.begin_epoch(1)
     stager.add(pa.table({"id": [1], "name": ["a"]}))
     stager.add(pa.table({"name": pa.nulls(1), "id": [2]}))
     assert published(place, stager, 1) == 1
     begins_with_nulls = RowStager(place.sink(), REGION, "worker-2")
-    begins_with_nulls.begin(2)
+    begins_with_nulls.begin_epoch(2)
     begins_with_nulls.add(pa.table({"name": pa.nulls(1), "id": [3]}))
     begins_with_nulls.add(pa.table({"id": [4], "name": ["d"]}))
     begins_with_nulls.add(pa.table({"id": [5], "name": pa.nulls(1)}))
@@ -117,7 +117,7 @@ def test_key_column_without_values_is_refused(tmp_path: Path) -> None:
     place = KINDS["sqlite-update"]
     place.at(tmp_path)
     stager = RowStager(place.sink(), UUID(int=REGION.int), "worker-1")
-    stager.begin(1)
+    stager.begin_epoch(1)
     stager.add(pa.table({"id": [1], "name": ["a"]}))
     with pytest.raises(InvalidInputError, match="Null in columns that may not be: id"):
         stager.add(pa.table({"id": pa.nulls(1), "name": ["b"]}))

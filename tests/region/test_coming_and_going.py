@@ -39,7 +39,7 @@ def test_who_has_not_read_its_first_welcome_is_welcomed_again_with_its_state(sav
     if not saved:
         driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
     driven.join(2, "q", incarnation=UUID(int=1))
-    [order] = driven.orders(2, messages.Welcome)
+    [order] = driven.orders(2, messages.RegistrationAccepted)
     assert begun_by(order).state == b"what it has summed up"
     assert driven.ask(2, P0) == (at(P0, 70),)
 
@@ -57,12 +57,12 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
     for report in says(machine, does.ControlPlaneConnected()):
         driven.say(3, report)
     driven.say(1, messages.AssignmentChanged(Identity("m1", 2), (P0,)))
-    [welcome] = driven.orders(3, messages.Welcome)
+    [welcome] = driven.orders(3, messages.RegistrationAccepted)
     for report in says(
         machine, does.ControlPlaneMessageReceived(welcome), does.PartitionsAssigned(Identity("m3", 2), (P0,))
     ):
         driven.say(3, report)
-    assert driven.orders(3, messages.Starts)[-1].found == (at(P0, 70),), "on their way"
+    assert driven.orders(3, messages.StartOffsetsAnswer)[-1].found == (at(P0, 70),), "on their way"
     for report in says(machine, does.CloseRequested()):
         driven.say(3, report)
     assert "m3" not in driven.machine.plane.members and driven.machine.plane.owner_of(P0) is None
@@ -74,19 +74,19 @@ def test_who_leaves_while_its_starts_are_on_their_way_is_not_taken_for_dead() ->
 def contributed(cut: CheckpointAttempt, *positions: Position) -> MemberMachine:
     """A member that reads P0 from 70 on, in epoch 5, and has contributed to sequence 8 under term 3."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
-    orders: list[messages.Order] = [messages.Welcome(3, 5, 7, ("q",))]
+    orders: list[messages.Order] = [messages.RegistrationAccepted(3, 5, 7, ("q",))]
     machine.step(does.ControlPlaneConnected())
     machine.step(does.ControlPlaneMessageReceived(orders[0]))
     machine.step(does.PartitionsAssigned(Identity("q", 1), (P0,)))
-    machine.step(does.ControlPlaneMessageReceived(messages.Starts(3, 1, (at(P0, 70),))))
+    machine.step(does.ControlPlaneMessageReceived(messages.StartOffsetsAnswer(3, 1, (at(P0, 70),))))
     machine.step(does.RecordsFetched())
-    machine.step(does.ControlPlaneMessageReceived(messages.Drain(3, cut)))
+    machine.step(does.ControlPlaneMessageReceived(messages.DrainOrder(3, cut)))
     machine.step(does.DrainCompleted(cut))
-    machine.step(does.ControlPlaneMessageReceived(messages.Checkpoint(3, cut, ("q",))))
+    machine.step(does.ControlPlaneMessageReceived(messages.ContributeOrder(3, cut, ("q",))))
     [given] = [
         report
         for report in says(machine, does.StateSaved(cut, positions, (), b"s"))
-        if isinstance(report, messages.Contributed)
+        if isinstance(report, messages.ContributionReport)
     ]
     assert given.contribution.epoch == 5
     return machine
@@ -107,7 +107,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
     driven = Driven(known)
     for report in says(machine, does.ControlPlaneConnected()):
         driven.say(1, report)
-    [welcome] = driven.orders(1, messages.Welcome)
+    [welcome] = driven.orders(1, messages.RegistrationAccepted)
     retired = [
         effect
         for effect in machine.step(does.ControlPlaneMessageReceived(welcome))
@@ -120,7 +120,7 @@ def test_a_sequence_is_a_members_own_if_it_has_what_it_contributed(
 def test_what_is_complete_without_a_member_is_not_its_own() -> None:
     """Also where it hears of that while it waits to be welcomed, or to go back."""
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
-    effects = machine.step(does.ControlPlaneMessageReceived(messages.Completed(4, 8, 6, counts=False)))
+    effects = machine.step(does.ControlPlaneMessageReceived(messages.CheckpointCompleted(4, 8, 6, counts=False)))
     assert [effect.counts for effect in effects if isinstance(effect, does.RetireCheckpoints)] == [False]
 
 
@@ -129,13 +129,17 @@ def test_a_member_that_contributed_learns_the_sequence() -> None:
     cut = driven.cut()
     driven.join(3, "m3")
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
-    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+        driven.say(connection, messages.MemberDrained(cut))
+    driven.say(1, messages.ContributionReport(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.ContributionReport(cut, driven.give("m2", span(P1, 71, 75))))
     driven.do(plane_events.CommitEnded(cut))
-    assert [driven.orders(member, messages.Completed)[-1].counts for member in (1, 2, 3)] == [True, True, False]
+    assert [driven.orders(member, messages.CheckpointCompleted)[-1].counts for member in (1, 2, 3)] == [
+        True,
+        True,
+        False,
+    ]
     driven.join(4, "m1", incarnation=UUID(int=1), epoch=driven.machine.plane.members["m1"].epoch)
-    assert driven.orders(4, messages.Welcome)[-1].counts, "and who comes back"
+    assert driven.orders(4, messages.RegistrationAccepted)[-1].counts, "and who comes back"
 
 
 def owing() -> Driven:
@@ -143,28 +147,30 @@ def owing() -> Driven:
     driven = two("other")
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
-    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+        driven.say(connection, messages.MemberDrained(cut))
+    driven.say(1, messages.ContributionReport(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.ContributionReport(cut, driven.give("m2", span(P1, 71, 75))))
     driven.do(plane_events.CommitEnded(cut))
-    driven.say(1, messages.Published(8))
+    driven.say(1, messages.CheckpointPublished(8))
     assert set(driven.machine.plane.unpublished) == {"other"}
     return driven
 
 
 def test_who_alone_can_publish_what_is_owed_leaves_when_it_has_though_it_holds_nothing() -> None:
     driven = owing()
-    driven.say(99, messages.AskReset("a person asked for it", forced=True))
+    driven.say(99, messages.RegionResetRequest("a person asked for it", forced=True))
     epoch = driven.machine.plane.epoch
-    driven.say(2, messages.WasReset(epoch))
-    driven.say(2, messages.Leave())
-    assert "m2" in driven.machine.plane.members and not driven.orders(2, messages.Stop)
-    driven.say(1, messages.WasReset(epoch))
+    driven.say(2, messages.MemberWasReset(epoch))
+    driven.say(2, messages.LeaveRequest())
+    assert "m2" in driven.machine.plane.members and not driven.orders(2, messages.StopOrder)
+    driven.say(1, messages.MemberWasReset(epoch))
     assert driven.stands(RegionState.RUNNING)
-    driven.say(1, messages.AskCheckpoint())
-    assert driven.orders(1, messages.Drain)[-1].cut.sequence == 9 and len(driven.orders(2, messages.Drain)) == 1
-    driven.say(2, messages.Published(8))
-    assert driven.orders(2, messages.Stop) and "m2" not in driven.machine.plane.members
+    driven.say(1, messages.CheckpointRequest())
+    assert (
+        driven.orders(1, messages.DrainOrder)[-1].cut.sequence == 9 and len(driven.orders(2, messages.DrainOrder)) == 1
+    )
+    driven.say(2, messages.CheckpointPublished(8))
+    assert driven.orders(2, messages.StopOrder) and "m2" not in driven.machine.plane.members
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -173,16 +179,16 @@ def test_a_cut_continues_without_a_member_that_stays_to_publish_alone(drained: b
     driven.say(2, messages.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     if drained:
-        driven.say(1, messages.Drained(cut))
-        driven.say(2, messages.Drained(cut))
-    driven.say(2, messages.Leave())
+        driven.say(1, messages.MemberDrained(cut))
+        driven.say(2, messages.MemberDrained(cut))
+    driven.say(2, messages.LeaveRequest())
     assert driven.machine.plane.members["m2"].left
-    again = driven.orders(1, messages.Drain)[-1].cut
-    assert again != cut and driven.orders(2, messages.Drain)[-1].cut == cut, "the other is asked no more"
-    driven.say(1, messages.Drained(again))
-    driven.say(1, messages.Contributed(again, driven.give("m1", span(P0, 80, 80))))
+    again = driven.orders(1, messages.DrainOrder)[-1].cut
+    assert again != cut and driven.orders(2, messages.DrainOrder)[-1].cut == cut, "the other is asked no more"
+    driven.say(1, messages.MemberDrained(again))
+    driven.say(1, messages.ContributionReport(again, driven.give("m1", span(P0, 80, 80))))
     assert len(driven.commits) == 1, "the next waits until it has published"
-    driven.say(2, messages.Published(8))
+    driven.say(2, messages.CheckpointPublished(8))
     assert driven.commits[-1].manifest.members == ("m1",)
 
 
@@ -190,13 +196,15 @@ def test_a_member_that_closes_while_it_publishes_waits_for_stop() -> None:
     """With nothing in its hands, too: it may be the only one who can."""
     machine = MemberMachine("r", "q", UUID(int=1), "etl", "s")
     machine.step(does.ControlPlaneConnected())
-    machine.step(does.ControlPlaneMessageReceived(messages.Welcome(3, 5, 7, ("q",))))
-    machine.step(does.ControlPlaneMessageReceived(messages.Publish(3, 7, ())))
+    machine.step(does.ControlPlaneMessageReceived(messages.RegistrationAccepted(3, 5, 7, ("q",))))
+    machine.step(does.ControlPlaneMessageReceived(messages.PublishOrder(3, 7, ())))
     machine.step(does.PublishEnded(7, "the disk is full"))
     assert not ends(machine, does.CloseRequested())
-    assert not ends(machine, does.ControlPlaneMessageReceived(messages.Reset(3, 6, 7, None)), does.ApplicationReset(6))
+    assert not ends(
+        machine, does.ControlPlaneMessageReceived(messages.ResetOrder(3, 6, 7, None)), does.ApplicationReset(6)
+    )
     machine.step(does.PublishEnded(7, ""))
-    assert ends(machine, does.ControlPlaneMessageReceived(messages.Stop(3, "", "")))
+    assert ends(machine, does.ControlPlaneMessageReceived(messages.StopOrder(3, "", "")))
 
 
 def ends(machine: MemberMachine, *events: does.Event) -> bool:
@@ -209,13 +217,13 @@ def test_who_leaves_while_what_it_gave_is_committed_stays_until_that_is_publishe
     driven.say(2, messages.AssignmentChanged(Identity("m2", 2), (P1,)))
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
-    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, messages.Contributed(cut, driven.give("m2")))
-    driven.say(2, messages.Leave())
+        driven.say(connection, messages.MemberDrained(cut))
+    driven.say(1, messages.ContributionReport(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.ContributionReport(cut, driven.give("m2")))
+    driven.say(2, messages.LeaveRequest())
     assert driven.stands(RegionState.COMMITTING)
     driven.do(plane_events.CommitEnded(cut))
-    assert driven.orders(2, messages.Publish)[-1].sequence == 8 and not driven.orders(2, messages.Stop)
+    assert driven.orders(2, messages.PublishOrder)[-1].sequence == 8 and not driven.orders(2, messages.StopOrder)
     machine = contributed(CheckpointAttempt(8, 1), at(P0, 70))
     machine.begins.clear()
     assert not ends(machine, does.CloseRequested()), "nor does it end by itself"

@@ -240,7 +240,7 @@ def test_races_are_lost_after_a_file_was_gone(
 
     monkeypatch.setattr(Compactor, "_attempt", attempt)
     with pytest.raises(error):
-        Compactor(SimpleNamespace(), REGION, "a folder").run(SimpleNamespace(), 1, 0.0)  # type: ignore[arg-type]
+        Compactor(SimpleNamespace(), REGION, "a folder").compact(SimpleNamespace(), 1, 0.0)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["folder", "store"])
@@ -528,7 +528,7 @@ def _removes_what_a_generation_names(patch: Patch) -> None:
 
     def attempt(self: Compactor, *args: Any) -> Any:
         store = self._store
-        base = store.newest()
+        base = store.newest_generation()
         store.remove_files([path for path in store.compaction_output_files() if path in base.files])
         return whole(self, *args)
 
@@ -539,7 +539,7 @@ def _removes_what_is_being_written(patch: Patch) -> None:
     whole = Compactor._attempt
 
     def attempt(self: Compactor, *args: Any) -> Any:
-        store, base = self._store, self._store.newest()
+        store, base = self._store, self._store.newest_generation()
         store.remove_files(
             [path for path in store.compaction_output_files() if path not in base.files and path not in base.replaced]
         )

@@ -27,7 +27,7 @@ from kohort.region import DeltaTable, ParquetFolder, Region, RowRefusedError, Si
 from kohort.region.agreement import AdoptionHistory, records_after_adoption
 from kohort.region.consuming.staging import RowStager
 from kohort.region.control_plane import events
-from kohort.region.records import Contribution, Epoch, Manifest, staged_keys_by_sink
+from kohort.region.records import Contribution, EpochBegun, Manifest, staged_keys_by_sink
 from kohort.region.sinks.dead_letters import (
     LETTERS,
     check_dead_letters,
@@ -203,7 +203,7 @@ def assert_a_table_that_is_given_again_has_its_letters_once(folder: Path) -> Non
     places = ParquetFolder(folder / "out").bind("r", ID), ParquetFolder(folder / "bad").bind("r", ID)
     places[1].check(LETTERS)
     stager = RowStager(places[0], ID, "m1", unit_bytes=1, letters=places[1], divides=True)
-    stager.begin(1)
+    stager.begin_epoch(1)
     stager.add(rows((1, "mon")))
     os.rename(folder / "out/_staging", folder / "out/_away")
     with pytest.raises(FileNotFoundError):
@@ -232,9 +232,9 @@ def test_letters_of_a_table_that_is_left_undone_are_forgotten(tmp_path: Path) ->
     places[1].check(LETTERS)
     for unit_bytes in (1, 1 << 20):
         stager = RowStager(places[0], ID, "m1", unit_bytes, letters=places[1], divides=True)
-        stager.begin(unit_bytes)
+        stager.begin_epoch(unit_bytes)
         stager.add(rows((None, "mon"), (1, "mon")))
-        stager.settle()
+        stager.finish_table()
         for day in ("tue", "wed"):
             stager.add(rows((None, day), (2, day)))
         stager.drop_unfinished_table()
@@ -265,14 +265,14 @@ def driven() -> tuple[Driven, tuple[Any, Any]]:
     made.ask(2, P1)
     cut = made.cut()
     for connection in (1, 2):
-        made.say(connection, messages.Drained(cut))
-    start = {part: made.machine.plane.start_of(part).offset for part in (P0, P1)}  # type: ignore[union-attr]
+        made.say(connection, messages.MemberDrained(cut))
+    start = {part: made.machine.plane.saved_position(part).offset for part in (P0, P1)}  # type: ignore[union-attr]
     given = (
         stage_dead_letters(made, "m1", span(P0, start[P0], start[P0] + 1), letters=2, sink="s1"),
         stage_dead_letters(made, "m2", span(P1, start[P1], start[P1] + 1), letters=3, sink="s2"),
     )
     for connection, contribution in enumerate(given, 1):
-        made.say(connection, messages.Contributed(cut, contribution))
+        made.say(connection, messages.ContributionReport(cut, contribution))
     made.do(events.CommitEnded(cut))
     return made, given
 
@@ -281,7 +281,7 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     made, given = driven
     plane = made.machine.plane
     orders = {
-        connection: {order.place: order.keys for order in made.orders(connection, messages.Publish)}
+        connection: {order.place: order.keys for order in made.orders(connection, messages.PublishOrder)}
         for connection in (1, 2)
     }
     assert orders == {
@@ -290,9 +290,9 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
     }
     assert staged_keys_by_sink(given) == plane.unpublished
     for connection, place in ((1, "s1"), (2, "s2")):
-        made.say(connection, messages.Published(plane.sequence, place))
+        made.say(connection, messages.CheckpointPublished(plane.sequence, place))
     assert set(plane.unpublished) == {"bad"} and plane.describe_region().published == plane.sequence - 1
-    made.say(1, messages.Published(plane.sequence, "bad"))
+    made.say(1, messages.CheckpointPublished(plane.sequence, "bad"))
     assert not plane.unpublished and plane.describe_region().published == plane.sequence
     assert [member.dead_letters for member in plane.describe_region().members] == [2, 3]
     assert [(sink.place, sink.publisher) for sink in plane.describe_region().sinks if sink.publisher] == [
@@ -303,10 +303,12 @@ def test_a_shared_place_is_published_once_with_the_letters_of_all(driven: tuple[
 def test_another_member_publishes_the_letters_of_one_that_is_gone(driven: tuple[Driven, tuple[Any, Any]]) -> None:
     """A publisher died between its sink and the place of the dead letters."""
     made, given = driven
-    made.say(1, messages.Published(made.machine.plane.sequence, "s1"))
+    made.say(1, messages.CheckpointPublished(made.machine.plane.sequence, "s1"))
     made.do(events.ConnectionEnded(1))
-    made.say(2, messages.Register("m2", UUID(int=2), "etl", messages.Identity("m2", 1), sink="s2", letters="bad"))
-    order = [order for order in made.orders(2, messages.Publish) if order.place == "bad"][-1]
+    made.say(
+        2, messages.RegistrationRequest("m2", UUID(int=2), "etl", messages.Identity("m2", 1), sink="s2", letters="bad")
+    )
+    order = [order for order in made.orders(2, messages.PublishOrder) if order.place == "bad"][-1]
     assert order.keys == given[0].letter_keys + given[1].letter_keys
 
 
@@ -314,14 +316,14 @@ def test_letters_that_nothing_staged_are_no_contribution(driven: tuple[Driven, t
     made, _ = driven
     sequence = made.machine.plane.sequence
     for connection, place in ((1, "s1"), (2, "s2"), (1, "bad")):
-        made.say(connection, messages.Published(sequence, place))
+        made.say(connection, messages.CheckpointPublished(sequence, place))
     cut = made.cut()
     for connection in (1, 2):
-        made.say(connection, messages.Drained(cut))
-    part = made.machine.plane.start_of(P0)
+        made.say(connection, messages.MemberDrained(cut))
+    part = made.machine.plane.saved_position(P0)
     assert part is not None
     lost = stage_dead_letters(made, "m1", span(P0, part.offset, part.offset), letters=0, sink="s1")
-    made.say(1, messages.Contributed(cut, replace(lost, dead_letters=4)))
+    made.say(1, messages.ContributionReport(cut, replace(lost, dead_letters=4)))
     assert made.stands(RegionState.RESETTING)
 
 
@@ -332,7 +334,7 @@ def test_letters_stay_owed_when_their_place_moves_and_not_when_it_is_ahead(
     made, given = driven
     plane = made.machine.plane
     last = Manifest("r", REGION_ID, plane.sequence, 3, 0, 0, ("m1", "m2"), (), (), places=("bad", "s1", "s2"))
-    history = AdoptionHistory(last, given, plane.unpublished, {}, Epoch("r", 1, 3, 0, 0, "", 0))
+    history = AdoptionHistory(last, given, plane.unpublished, {}, EpochBegun("r", 1, 3, 0, 0, "", 0))
     moved = [fact for fact in records_after_adoption(history, "new", "bad", 0, 1) if isinstance(fact, Contribution)]
     assert [(fact.letters, fact.letter_keys) for fact in moved] == [("new", before.letter_keys) for before in given]
     ahead = [fact for fact in records_after_adoption(history, "bad", "", 40, 1) if isinstance(fact, Contribution)]

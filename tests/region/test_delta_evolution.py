@@ -271,11 +271,11 @@ def test_a_reset_keeps_the_column(tmp_path: Path, options: dict[str, Any]) -> No
 
 def test_a_member_submits_tables_with_and_without_the_new_column(tmp_path: Path) -> None:
     stager = RowStager(made(tmp_path / "t", evolve="add"), REGION, "a")
-    stager.begin(1)
+    stager.begin_epoch(1)
     untyped = table(0).append_column("crew", pa.nulls(1))
     for rows_of_table in (untyped, table(1), wide(2), table(3), table(4).append_column("crew", pa.nulls(1))):
         stager.add(rows_of_table)
-        stager.settle()
+        stager.finish_table()
     made(tmp_path / "t").publish(1, stager.stage_rest())
     assert rows(tmp_path / "t") == [(0, None), (1, None), (2, 5), (3, None), (4, None)]
     assert columns_ever(tmp_path / "t") == [SCHEMA.names, MORE.names]

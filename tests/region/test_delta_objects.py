@@ -347,7 +347,7 @@ def test_first_check_does_not_read_what_the_log_says_of_each_file(
     place: DeltaObjectsPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deltalake.write_deltalake(place.path, table([(9, "others")]))
-    monkeypatch.setattr(DeltaLog, "files_of", lambda self, at: pytest.fail("all actions are read"))
+    monkeypatch.setattr(DeltaLog, "data_file_entries", lambda self, at: pytest.fail("all actions are read"))
     made(place).check(SCHEMA)
     assert not made(place)._claim().alone
 

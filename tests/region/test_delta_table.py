@@ -23,7 +23,13 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedErro
 from kohort.region.files import make_folder, read_file
 from kohort.region.sinks import Keep, Sink, delta_table
 from kohort.region.sinks.delta_log import DeltaLog
-from kohort.region.sinks.delta_rows import COLUMNS_MAX, TEXT_MAX, delta_stored_schema, rows_by_partition, statistics
+from kohort.region.sinks.delta_rows import (
+    COLUMNS_MAX,
+    TEXT_MAX,
+    delta_stored_schema,
+    file_statistics_json,
+    rows_by_partition,
+)
 from kohort.region.sinks.delta_table import DeltaTable
 from kohort.region.staged import StagedKey
 from tests.region.volume import Calls, LosesAll, Volume
@@ -421,7 +427,7 @@ def test_statistics_are_bounds_of_every_value() -> None:
         "fare": pa.array([Decimal("-0.01"), Decimal("9999999999999999.99"), None], pa.decimal128(18, 2)),
         "none": pa.array([None] * 3, pa.int32()), "raw": [b"a", b"b", None],
     })  # fmt: skip
-    said = json.loads(statistics(rows), parse_float=str)
+    said = json.loads(file_statistics_json(rows), parse_float=str)
     assert said["minValues"] == {
         "n": -1, "long": "a" * TEXT_MAX, "real": "-0.0", "at": "1970-01-01T00:00:00.000000Z", "yes": False,
         "fare": "-0.01",
@@ -432,7 +438,7 @@ def test_statistics_are_bounds_of_every_value() -> None:
     }  # fmt: skip
     assert said["numRecords"] == 3 and said["nullCount"]["n"] == 1 and "list" not in said["nullCount"]
     wide = pa.table({f"c{n}": [n] for n in range(COLUMNS_MAX + 5)})
-    assert len(json.loads(statistics(wide))["minValues"]) == COLUMNS_MAX
+    assert len(json.loads(file_statistics_json(wide))["minValues"]) == COLUMNS_MAX
 
 
 @pytest.mark.parametrize(
@@ -445,7 +451,7 @@ def test_statistics_are_bounds_of_every_value() -> None:
 )  # fmt: skip
 def test_a_file_with_a_value_that_json_can_not_say_has_no_bounds(values: Any) -> None:
     """Bounds of other columns beside none of this would hide its rows from delta-rs."""
-    said = json.loads(statistics(pa.table({"x": values, "n": range(len(values))})))
+    said = json.loads(file_statistics_json(pa.table({"x": values, "n": range(len(values))})))
     assert said == {"numRecords": len(values), "nullCount": {"x": 0, "n": 0}}
 
 
@@ -548,7 +554,7 @@ def test_a_commit_that_a_power_loss_has_torn(tmp_path: Path) -> None:
         sink = made(tmp_path / f"t{left}")
         sink.stage(key(1), table(1))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(DeltaLog, "settle", _power_goes)
+            patch.setattr(DeltaLog, "sync_last_commit", _power_goes)
             with pytest.raises(OSError, match="the power goes"):
                 sink.publish(1, [key(1)])
         commit = Path(sink.path, "_delta_log", f"{1:020}.json")

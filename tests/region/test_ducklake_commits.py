@@ -49,7 +49,7 @@ def change(lake: DuckLake, *statements: str) -> None:
 
 def ask(lake: DuckLake, statement: str) -> list[Any]:
     with lake.transaction() as at:
-        return at.ask(statement)
+        return at.query_rows(statement)
 
 
 def file(lake: DuckLake, *ids: int) -> str:
@@ -91,7 +91,7 @@ def test_a_commit_behind_any_other_is_refused(
     mine = file(lake, 1, 2)
     with pytest.raises(UnknownCommitError):  # noqa: PT012 - the other acts within the transaction
         with lake.transaction() as at:
-            assert at.ask("SELECT number FROM {lake}.marker") == [(0,)]
+            assert at.query_rows("SELECT number FROM {lake}.marker") == [(0,)]
             other(lake)
             change(lake, "INSERT INTO {lake}.flights VALUES (10)")
             if expired:
@@ -119,8 +119,8 @@ def test_an_update_of_the_marker_leaves_no_file(lake: DuckLake, tmp_path: Path) 
 def test_a_transaction_that_ends_without_a_commit_leaves_the_file(lake: DuckLake) -> None:
     path = file(lake, 1)
     with lake.transaction() as at:
-        at.call(add(path))
-        assert at.ask("SELECT id FROM {lake}.flights") == [(1,)]
+        at.execute_statement(add(path))
+        assert at.query_rows("SELECT id FROM {lake}.flights") == [(1,)]
     assert Path(path).exists() and ask(lake, "SELECT count(*) FROM {lake}.flights") == [(0,)]
 
 

@@ -46,7 +46,7 @@ def table(*ids: int) -> pa.Table:
 
 def ids(sink: DuckLakeTable) -> list[int]:
     with sink._lake.transaction() as at:
-        return [number for (number,) in at.ask("SELECT id FROM {lake}.air.flights ORDER BY id")]
+        return [number for (number,) in at.query_rows("SELECT id FROM {lake}.air.flights ORDER BY id")]
 
 
 def begun(folder: Path, catalog: str) -> DuckLakeTable:
@@ -83,7 +83,7 @@ def test_a_publication_behind_another_is_refused(
     mine, theirs = file(tmp_path, "mine", 1, 2), file(tmp_path, "theirs", 1, 2)
     with pytest.raises(UnknownCommitError):  # noqa: PT012 - the other acts within the transaction
         with lake.transaction() as at:
-            assert at.ask("SELECT number FROM {lake}.marker") == [(0,)]
+            assert at.query_rows("SELECT number FROM {lake}.marker") == [(0,)]
             if what is not None:
                 OTHERS[what](lake)
             change(lake, add(theirs), MOVE)

@@ -51,7 +51,7 @@ def made(path: Path, region: UUID = REGION, **options: Any) -> DuckLakeTable:
 
 def ask(path: Path, statement: str) -> list[Any]:
     with DuckLake(str(path), "ducklake:reader").transaction() as at:
-        return at.ask(statement)
+        return at.query_rows(statement)
 
 
 def change(path: Path, *statements: str) -> None:
@@ -187,8 +187,10 @@ def test_files_and_the_catalog_are_durable_before_a_sequence_is_marked(tmp_path:
     removed = next(n for n, call in enumerate(calls.trace) if call.startswith("unlink"))
     assert calls.trace.index("COMMIT") < marked < removed
     with sink._lake.transaction() as at:
-        assert at.ask("FROM sqlite_query('__ducklake_metadata_{lake}', 'PRAGMA synchronous')") == [("2",)], "FULL"
-        assert at.ask("FROM sqlite_query('__ducklake_metadata_{lake}', 'PRAGMA journal_mode')") == [("wal",)]
+        assert at.query_rows("FROM sqlite_query('__ducklake_metadata_{lake}', 'PRAGMA synchronous')") == [("2",)], (
+            "FULL"
+        )
+        assert at.query_rows("FROM sqlite_query('__ducklake_metadata_{lake}', 'PRAGMA journal_mode')") == [("wal",)]
 
 
 def test_compaction_expiry_and_cleanup_leave_what_is_needed(tmp_path: Path) -> None:
@@ -514,7 +516,7 @@ def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(
                 publisher.stdout.close()
         reader.stdin.close()
     with sink._lake.transaction() as at:
-        found = at.ask("SELECT sequence, number, count(*) FROM {lake}.air.flights GROUP BY ALL")
+        found = at.query_rows("SELECT sequence, number, count(*) FROM {lake}.air.flights GROUP BY ALL")
     assert sorted(found) == [(n, row, len(MEMBERS)) for n in range(1, sequences + 1) for row in range(ROWS_EACH)]
     assert len(files(tmp_path)) == sequences * len(MEMBERS) and len(seen) > 1
     for sequence in range(1, sequences + 1):
@@ -522,7 +524,7 @@ def test_publishers_killed_at_any_moment_and_a_reader_in_another_process(
     sink.sweep(Keep(2))
     assert not list(tmp_path.glob("_kohort/*/*/staged/*"))
     with sink._lake.transaction() as at:
-        assert at.ask("SELECT count(*) FROM {lake}.air.flights") == [(sequences * whole,)]
+        assert at.query_rows("SELECT count(*) FROM {lake}.air.flights") == [(sequences * whole,)]
 
 
 def test_names_with_the_lake_s_own_word_stay_as_they_are(tmp_path: Path) -> None:
@@ -535,8 +537,8 @@ def test_names_with_the_lake_s_own_word_stay_as_they_are(tmp_path: Path) -> None
     publish_rows(sink, 1, [StagedKey(REGION, 1, "m{lake}", 1)], [Position("g{lake}", "t", REGION, 0, 5)])
     assert sink.published() == 1
     with DuckLake(str(folder), "ducklake:reader").transaction() as at:
-        assert at.ask('FROM {lake}."s{lake\0}"."t{lake\0}"') == [(1, {"x{lake}": "{lake}"})]
-        said = json.loads(at.ask("SELECT commit_extra_info FROM ducklake_snapshots('{lake}')")[-1][0])
+        assert at.query_rows('FROM {lake}."s{lake\0}"."t{lake\0}"') == [(1, {"x{lake}": "{lake}"})]
+        said = json.loads(at.query_rows("SELECT commit_extra_info FROM ducklake_snapshots('{lake}')")[-1][0])
     assert said["kohort"]["region"] == "r{lake}" and "g{lake}" in said["kohort"]["offsets"]
     sink.empty(2, 2)
     assert sink.published() == 2

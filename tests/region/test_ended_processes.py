@@ -46,7 +46,7 @@ def test_all_go_back_as_soon_as_the_process_of_a_member_has_ended() -> None:
     assert events.CheckProcess("p") in effects and driven.stands(RegionState.RUNNING), "it may come back"
     driven.do(events.ProcessEnded("p"))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.metrics.resets == {ResetCause.DEAD: 1}
-    assert driven.machine.plane.names() == ("m2",), "what it has said last may be on its way"
+    assert driven.machine.plane.member_names() == ("m2",), "what it has said last may be on its way"
     driven.do(events.ConnectionEnded(2))
     driven.do(events.ProcessEnded("p"))
     assert not driven.machine.plane.members
@@ -108,10 +108,10 @@ def test_the_control_plane_notes_the_process_of_who_contributes() -> None:
     driven = of_one_process()
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
+        driven.say(connection, messages.MemberDrained(cut))
     for connection, name, part in ((1, "m1", P0), (2, "m2", P1)):
         begin = 70 + part.partition
-        driven.say(connection, messages.Contributed(cut, driven.give(name, span(part, begin, begin + 1))))
+        driven.say(connection, messages.ContributionReport(cut, driven.give(name, span(part, begin, begin + 1))))
     (commit,) = driven.commits
     assert [contribution.process for contribution in commit.contributions] == ["p", "p"]
 

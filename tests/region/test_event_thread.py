@@ -12,7 +12,7 @@ from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.member_thread import GroupListener
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import RowStager
-from kohort.region.consuming.starts import start_of
+from kohort.region.consuming.starts import parse_start_option
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.member.machine import MemberMachine
 
@@ -58,7 +58,7 @@ class GivenAndWanted:
 def test_partitions_assigned_and_revoked_in_one_poll_are_released() -> None:
     consumer = GivenAndWanted()
     machine = MemberMachine("r", "m1", UUID(int=1), "g")
-    config = MemberConfig(("t",), None, start_of("committed", "earliest"))
+    config = MemberConfig(("t",), None, parse_start_option("committed", "earliest"))
     thread = EventThread(
         machine, cast(Consumer, consumer), RecordQueue(10, 4), cast(RowStager, None), (), cast(Any, None), config
     )

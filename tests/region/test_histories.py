@@ -22,7 +22,7 @@ from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, Region, SqlTable
 from kohort.region.admission import Applicant
 from kohort.region.consuming.member_thread import RegionStoppedError
-from kohort.region.region_log import regions
+from kohort.region.region_log import read_regions
 from kohort.region.sinks import Sink
 from tests.region.conftest import Worker, fill, make_topic
 from tests.region.postgres import Server
@@ -106,7 +106,7 @@ def remove(sink: Sink, folder: Path) -> None:
         return
     with sink.bind("r", UUID(int=0))._transaction() as at:  # type: ignore[attr-defined]
         for table in ("{target}", "{staging}", "{sequences}", "{keys}"):
-            at.run(f"DROP TABLE {table}")
+            at.execute_template(f"DROP TABLE {table}")
 
 
 def test_broker_from_a_backup_is_refused_by_a_sink_that_is_ahead(
@@ -207,8 +207,8 @@ def test_refused_member_leaves_nothing_claimed(tmp_path: Path, own_servers: str,
         with Region(region_name, own_servers) as region, pytest.raises(InvalidInputError):
             region.consumer("worker-1", group_id=f"{name}-free", topics=[name], into=out)
         shutil.rmtree(tmp_path / "out", ignore_errors=True)
-    assert not any(f"{name}-free" in groups for _, groups in regions(own_servers, {}).values())
-    assert f"{name}-new" not in regions(own_servers, {}), "and it was never born"
+    assert not any(f"{name}-free" in groups for _, groups in read_regions(own_servers, {}).values())
+    assert f"{name}-new" not in read_regions(own_servers, {}), "and it was never born"
 
 
 def test_changed_group_is_refused_unless_it_is_asked_for(tmp_path: Path, own_servers: str, name: str) -> None:
@@ -221,7 +221,7 @@ def test_changed_group_is_refused_unless_it_is_asked_for(tmp_path: Path, own_ser
     for pattern, topics in ((None, [name]), (f"^{name}$", [])):
         with Region(name, own_servers) as region, pytest.raises(InvalidInputError, match="would be there twice"):
             region.consumer("worker-2", group_id=other, topics=topics, pattern=pattern, into=sink, start="beginning")
-    assert not any(other in groups for _, groups in regions(own_servers, {}).values())
+    assert not any(other in groups for _, groups in read_regions(own_servers, {}).values())
     with Region(name, own_servers) as region:
         elsewhere = region.consumer("q", group_id=f"{name}-3", topics=[name], into=ParquetFolder(tmp_path / "else"))
         elsewhere.close()

@@ -248,13 +248,13 @@ def test_a_new_column_that_looks_like_a_part_of_another_is_refused(tmp_path: Pat
 
 def test_a_new_column_is_left_out_until_it_has_a_type(tmp_path: Path) -> None:
     stager = RowStager(made(tmp_path, evolve="add"), REGION, "a")
-    stager.begin(1)
+    stager.begin_epoch(1)
     for rows_of_table in (table(1).append_column("crew", pa.nulls(1)), wide(2)):
         stager.add(rows_of_table)
-        stager.settle()
+        stager.finish_table()
         stager.stage_rest()
     stager.add(table(3).append_column("crew", pa.nulls(1)))
-    stager.settle()
+    stager.finish_table()
     made(tmp_path).publish(1, stager.stage_rest())
     assert rows(tmp_path) == [(1, None), (2, 5), (3, None)]
     assert columns_ever(tmp_path) == [SCHEMA.names, MORE.names]
@@ -297,10 +297,10 @@ def test_duckdb_sees_the_new_column(tmp_path: Path) -> None:
 
 def test_a_member_submits_tables_with_and_without_the_new_column(tmp_path: Path) -> None:
     stager = RowStager(made(tmp_path, evolve="add"), REGION, "a")
-    stager.begin(1)
+    stager.begin_epoch(1)
     for rows_of_table in (table(1), wide(2), table(3)):
         stager.add(rows_of_table)
-        stager.settle()
+        stager.finish_table()
     keys = stager.stage_rest()
     made(tmp_path).publish(1, keys)
     assert rows(tmp_path) == [(1, None), (2, 5), (3, None)]

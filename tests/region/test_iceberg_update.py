@@ -502,4 +502,4 @@ def test_an_index_finds_rows_by_many_keys() -> None:
         "b": ["y", "x", "x", "x", "x", None],
         "c": [True, True, True, True, True, True],
     }
-    assert index.rows_of(pa.table(there)).to_pylist() == [3, 0, None, None, None, None]
+    assert index.row_numbers_of(pa.table(there)).to_pylist() == [3, 0, None, None, None, None]

@@ -84,7 +84,7 @@ def shows(servers: str, topic: str, values: list[bytes]) -> bool:
 
 
 def staged(servers: str, topic: str) -> set[str]:
-    with StagingTopic(servers, topic, {}).staged() as found:
+    with StagingTopic(servers, topic, {}).index_staged_rows() as found:
         return set(found.offsets)
 
 
@@ -261,8 +261,12 @@ def _forgets_the_marker(patch: Patch) -> None:
 
 
 def _sweeps_all(patch: Patch) -> None:
-    real = StagingTopic.trim
-    patch.setattr(StagingTopic, "trim", lambda beside, admin, needed: real(beside, admin, lambda name, done: False))
+    real = StagingTopic.delete_unneeded_records
+    patch.setattr(
+        StagingTopic,
+        "delete_unneeded_records",
+        lambda beside, admin, needed: real(beside, admin, lambda name, done: False),
+    )
 
 
 def publish_while_others_sweep(servers: str, topic: str) -> None:

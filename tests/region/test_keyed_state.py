@@ -13,7 +13,7 @@ import pytest
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.keyed_state import states as states_module
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore, SweepOrder
-from kohort.region.keyed_state.state_files import OBJECTS_BYTES, ReadPart, file_name, folder_of
+from kohort.region.keyed_state.state_files import OBJECTS_BYTES, ReadPart, file_name, partition_folder_name
 from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
 from kohort.region.records import Part
 from tests.region.test_parquet_s3 import options
@@ -29,7 +29,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> RegionStateStore:
     address = request.getfixturevalue("store")
     url = f"s3://lake/{uuid4().hex}/states"
     bound = KeyedState(url, storage_options=options(address)).bind(REGION_ID)
-    bound.check()
+    bound.check_access()
     return bound
 
 
@@ -129,8 +129,8 @@ def test_a_new_base_lets_the_files_before_it_be_swept(place: RegionStateStore) -
         assert dict(mapping(loaded(place, state))) == {b"key": b"%d" % sequence * 10_000}
     assert len({head.base for head in heads if head is not None}) > 1
     assert heads[-1] is not None
-    folder = f"{REGION_ID.hex}/{folder_of(PART)}"
-    assert len(place._store.names(folder)) == len(state._chain)
+    folder = f"{REGION_ID.hex}/{partition_folder_name(PART)}"
+    assert len(place._store.list_files(folder)) == len(state._chain)
     with pytest.raises(CorruptDataError, match="give all members the place where it was saved"):
         LoadedKeyedState(PART, place, heads[0], None)
 
@@ -154,7 +154,7 @@ def test_checkpoints_write_in_proportion_to_what_changed(
     """A checkpoint with few changes neither writes the whole state nor leaves files behind, after however many."""
     place = KeyedState(tmp_path).bind(REGION_ID)
     states = KeyedStates(place, None)
-    states.begin(PART, None)
+    states.set_saved_state(PART, None)
     state = states.state_of(PART)
     wanted = {b"%d" % number: bytes(200) for number in range(20_000)}
     mapping(state).update(wanted)
@@ -171,7 +171,9 @@ def test_checkpoints_write_in_proportion_to_what_changed(
             place.sweep(order)
     assert state.head is not None and state.head.base == 1, "the base is the first one"
     assert sum(sizes) < 10 * changed and len(state._chain) < 36
-    assert len(place._store.names(f"{REGION_ID.hex}/{folder_of(PART)}")) < len(state._chain) + 33, "others are swept"
+    assert len(place._store.list_files(f"{REGION_ID.hex}/{partition_folder_name(PART)}")) < len(state._chain) + 33, (
+        "others are swept"
+    )
     assert dict(mapping(loaded(place, state))) == wanted
     states.close()
 
@@ -186,7 +188,7 @@ def test_changes_that_are_damaged_when_they_are_merged_are_saved_with_the_whole_
         mapping(state)[b"%d" % sequence] = b"a"
         state.save(sequence)
     assert [file.kind for file in state._chain] == ["base", "delta", "delta"]
-    (tmp_path / REGION_ID.hex / folder_of(PART) / state._chain[1].name).write_bytes(b"torn")
+    (tmp_path / REGION_ID.hex / partition_folder_name(PART) / state._chain[1].name).write_bytes(b"torn")
     mapping(state)[b"4"] = b"a"
     state.save(4)
     assert [file.kind for file in state._chain] == ["base"] and "its changes are damaged" in caplog.text
@@ -213,7 +215,7 @@ def test_damaged_file_is_refused(tmp_path: Path) -> None:
     mapping(state)[b"a"] = b"1"
     state.save(1)
     assert state.head is not None
-    path = tmp_path / REGION_ID.hex / folder_of(PART) / file_name(1, state.head.digest)
+    path = tmp_path / REGION_ID.hex / partition_folder_name(PART) / file_name(1, state.head.digest)
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -225,7 +227,7 @@ def test_abandoned_attempt_is_part_of_the_next(tmp_path: Path) -> None:
     """The files that an attempt has written count with the next one, which lists them."""
     place = KeyedState(tmp_path).bind(REGION_ID)
     states = KeyedStates(place, None)
-    states.begin(PART, None)
+    states.set_saved_state(PART, None)
     mapping(states.state_of(PART))[b"a"] = b"1"
     first = states.save(1)[PART]
     assert states.save(1)[PART] == first, "nothing has changed"
@@ -242,7 +244,7 @@ def test_partition_that_is_not_asked_for_keeps_its_state(tmp_path: Path) -> None
     mapping(state)[b"a"] = b"1"
     state.save(4)
     states = KeyedStates(place, None)
-    states.begin(PART, state.head)
+    states.set_saved_state(PART, state.head)
     assert states.save(5) == {PART: state.head}
     assert state.head is not None
     assert states.on_checkpoint_completed() == [SweepOrder(PART, state.head)] and states.on_checkpoint_completed() == []
@@ -250,13 +252,13 @@ def test_partition_that_is_not_asked_for_keeps_its_state(tmp_path: Path) -> None
 
 def test_state_of_a_partition_that_was_lost_counts_for_nothing(tmp_path: Path) -> None:
     states = KeyedStates(KeyedState(tmp_path).bind(REGION_ID), None)
-    states.begin(PART, None)
+    states.set_saved_state(PART, None)
     before = mapping(states.state_of(PART))
     before[b"a"] = b"1"
     states.forget_partitions([PART])
     before[b"b"] = b"2"  # the table in progress goes on
     mapping(states.state_of(PART))[b"c"] = b"3"
-    states.begin(PART, None)
+    states.set_saved_state(PART, None)
     states.close_forgotten_copies()
     assert dict(mapping(states.state_of(PART))) == {}
     states.close()
@@ -296,7 +298,7 @@ def test_changes_beyond_a_limit_want_a_checkpoint(tmp_path: Path, monkeypatch: p
     """The limit is on memory: a key that changes again and again takes no more of it."""
     monkeypatch.setattr(states_module, "CHANGED_BYTES", 2 * (900 + OBJECTS_BYTES))
     states = KeyedStates(KeyedState(tmp_path).bind(REGION_ID), None)
-    states.begin(PART, None)
+    states.set_saved_state(PART, None)
     state = mapping(states.state_of(PART))
     for number in range(100):
         state[b"a"] = b"%d" % number + bytes(900)
@@ -311,5 +313,5 @@ def test_changes_beyond_a_limit_want_a_checkpoint(tmp_path: Path, monkeypatch: p
 
 def test_folders_of_partitions_differ() -> None:
     parts = [PART, PART._replace(group="other"), PART._replace(partition=4), PART._replace(topic_id=UUID(int=9))]
-    assert max(Counter(map(folder_of, parts)).values()) == 1
-    assert len(folder_of(PART._replace(topic="t" * 249))) < 200
+    assert max(Counter(map(partition_folder_name, parts)).values()) == 1
+    assert len(partition_folder_name(PART._replace(topic="t" * 249))) < 200

@@ -162,7 +162,7 @@ def test_delete_removes_states_from_the_place_that_it_is_given(
     assert run([*command, "--keyed-state", url]) == 0
     shown = capsys.readouterr()
     assert "STATE-FILES-REMOVED" in shown.out and folder not in shown.err
-    assert not states._store.names(folder)
+    assert not states._store.list_files(folder)
 
 
 def test_describe_shows_how_large_states_are(

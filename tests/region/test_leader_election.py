@@ -24,7 +24,7 @@ class Contested:
     def newest_address(self) -> ControlPlaneAddress | None:
         return None
 
-    def token(self, term: int) -> bytes:
+    def term_secret(self, term: int) -> bytes:
         return b"t" * 32
 
     def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
@@ -53,7 +53,7 @@ def test_an_elected_leader_tries_again(monkeypatch: pytest.MonkeyPatch) -> None:
     replace_time(monkeypatch, leader_election, sleep=lambda seconds: now.__setitem__(0, now[0] + seconds))
     place = Contested(now)
     with pytest.raises(TermOverError):
-        LeaderElection(place, RegionConfig()).serve()
+        LeaderElection(place, RegionConfig()).become_control_plane()
     assert len(place.tried) == 1 + leader_election.LOSSES_MAX
     assert all(other - earlier >= leader_election.ELECTION_DELAY_S[0] for earlier, other in pairwise(place.tried))
 

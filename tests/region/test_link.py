@@ -14,7 +14,7 @@ from kohort.errors import TimedOutError
 from kohort.region import leader_election
 from kohort.region.consuming import member_thread, publishing
 from kohort.region.region import Region
-from kohort.region.region_topic import transactional_id_of
+from kohort.region.region_topic import region_transactional_id
 from kohort.region.staged import StagedKey
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_away_sinks import gauge
@@ -77,7 +77,7 @@ def test_term_that_no_other_application_ended_is_followed_by_another(
     sink = Collected()
     Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(20)), "all is published")
-    with Producer(own_servers, transactional_id=transactional_id_of(name)) as fencing:
+    with Producer(own_servers, transactional_id=region_transactional_id(name)) as fencing:
         fencing.init_transactions()
     fill(own_servers, name, range(20, 40))
     until(lambda: all_once(sink, range(40)), "the next term publishes")
@@ -236,4 +236,4 @@ def test_control_plane_that_is_closed_as_it_starts_ends(own_servers: str, name: 
         region = Region(name, own_servers)
         region.serve()
         region.close()
-        assert region._election.plane() is None
+        assert region._election.running_control_plane() is None

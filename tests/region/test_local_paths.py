@@ -45,7 +45,7 @@ def test_url_of_a_store_is_refused_by_all_that_lie_on_a_disk(
 ) -> None:
     """A folder of that name was made below the working directory, and written to."""
     monkeypatch.chdir(tmp_path)
-    made: list[Any] = [check_place, lambda given: SqlTable(f"sqlite:///{given}", "t")]
+    made: list[Any] = [check_checkpoint_folder, lambda given: SqlTable(f"sqlite:///{given}", "t")]
     if not url.startswith(("s3", "gs")):  # those are no folder, but a layout of their own
         made += [DeltaTable, ParquetFolder]
     for make in made:
@@ -64,7 +64,7 @@ def test_file_url_is_its_path(tmp_path: Path) -> None:
     url = tmp_path.as_uri()
     assert ParquetFolder(url).place == ParquetFolder(tmp_path).place
     assert DeltaTable(url).place == DeltaTable(tmp_path).place
-    assert check_place(url) == str(tmp_path)
+    assert check_checkpoint_folder(url) == str(tmp_path)
 
 
 def test_folder_whose_name_could_not_be_synced_survives_a_power_loss_when_it_is_made_again() -> None:

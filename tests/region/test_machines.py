@@ -84,7 +84,7 @@ def _with_a_sink_that_is_away() -> None:
 TESTS = {
     "a contribution counts though the control plane says that it does not": (
         lambda: test_member.test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(
-            messages.Completed(3, 8, 6, counts=False)
+            messages.CheckpointCompleted(3, 8, 6, counts=False)
         )
     ),
     "a sequence that is shown and not marked is not seen": _without_its_mark,

@@ -59,23 +59,25 @@ class Driven:
 def reading(**how: bool) -> Driven:
     """Return a member that has both partitions, from 70 and 71 on, and has fetched."""
     driven = Driven(**how)
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(3, 5, 7, ("m1",)))
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
-    driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))), member_events.RecordsFetched())
+    driven.do(messages.StartOffsetsAnswer(3, 1, (at(P0, 70), at(P1, 71))), member_events.RecordsFetched())
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
     return driven
 
 
 def drained(**how: bool) -> Driven:
     driven = reading(**how)
-    driven.do(messages.Drain(3, CUT), member_events.DrainCompleted(CUT))
+    driven.do(messages.DrainOrder(3, CUT), member_events.DrainCompleted(CUT))
     assert driven.stands(RegionMemberState.DRAINED)
     return driven
 
 
 def contributed(**how: bool) -> Driven:
     driven = drained(**how)
-    driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
+    driven.do(
+        messages.ContributeOrder(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s")
+    )
     assert driven.stands(RegionMemberState.CHECKPOINTED)
     return driven
 
@@ -90,18 +92,18 @@ def test_it_subscribes_and_reads_nothing_that_the_control_plane_has_not_given() 
     driven = Driven()
     assert driven.stands(RegionMemberState.SUBSCRIBED)
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
-    assert driven.said(messages.AskStarts) == [] and driven.effects(member_events.SeekPositions) == []
+    assert driven.said(messages.StartOffsetsRequest) == [] and driven.effects(member_events.SeekPositions) == []
     driven.do(member_events.ControlPlaneConnected())
-    assert [(report.epoch, report.sink, report.shares) for report in driven.said(messages.Register)] == [
+    assert [(report.epoch, report.sink, report.shares) for report in driven.said(messages.RegistrationRequest)] == [
         (-1, "s", True)
     ]
     alone = Driven(shares=False)
     alone.do(member_events.ControlPlaneConnected())
-    assert [report.shares for report in alone.said(messages.Register)] == [False]
-    driven.do(messages.Welcome(3, 5, 7, ("m1",), b"saved"))
+    assert [report.shares for report in alone.said(messages.RegistrationRequest)] == [False]
+    driven.do(messages.RegistrationAccepted(3, 5, 7, ("m1",), b"saved"))
     assert driven.effects(member_events.BeginEpoch) == [member_events.BeginEpoch(5, 7, b"saved")]
-    assert driven.said(messages.AskStarts) == [messages.AskStarts(1, (P0,))]
-    driven.do(messages.Starts(3, 1, (at(P0, 70), at(P1, 71))))
+    assert driven.said(messages.StartOffsetsRequest) == [messages.StartOffsetsRequest(1, (P0,))]
+    driven.do(messages.StartOffsetsAnswer(3, 1, (at(P0, 70), at(P1, 71))))
     assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((at(P0, 70),))], (
         "not what it has not"
     )
@@ -111,13 +113,13 @@ def test_partitions_revoked_before_anything_was_fetched_are_released() -> None:
     driven = Driven()
     driven.do(
         member_events.ControlPlaneConnected(),
-        messages.Welcome(3, 5, 7, ("m1",)),
+        messages.RegistrationAccepted(3, 5, 7, ("m1",)),
         member_events.PartitionsAssigned(Identity("id", 1), (P0,)),
     )
-    driven.do(messages.Starts(3, 1, (at(P0, 70),)), member_events.PartitionsRevoked((P0,)))
+    driven.do(messages.StartOffsetsAnswer(3, 1, (at(P0, 70),)), member_events.PartitionsRevoked((P0,)))
     assert driven.effects(member_events.ReleasePartitions) == [
         member_events.ReleasePartitions((P0,))
-    ] and not driven.said(messages.AskReset)
+    ] and not driven.said(messages.RegionResetRequest)
 
 
 @pytest.mark.parametrize("event", [member_events.PartitionsRevoked((P0,)), member_events.PartitionsLost((P0,))])
@@ -127,27 +129,31 @@ def test_what_is_revoked_after_records_were_fetched_has_all_go_back(before: type
     driven.do(event)
     assert driven.stands(RegionMemberState.CR_RESET_PENDING)
     assert member_events.StopPolling(clear=True) in driven.did
-    assert [report.forced for report in driven.said(messages.AskReset)] == [True]
-    driven.do(member_events.PartitionsAssigned(Identity("id", 2), (P1,)), messages.Starts(3, 1, (at(P1, 71),)))
-    assert driven.effects(member_events.SeekPositions) == [] and driven.said(messages.AskStarts) == [], (
+    assert [report.forced for report in driven.said(messages.RegionResetRequest)] == [True]
+    driven.do(
+        member_events.PartitionsAssigned(Identity("id", 2), (P1,)), messages.StartOffsetsAnswer(3, 1, (at(P1, 71),))
+    )
+    assert driven.effects(member_events.SeekPositions) == [] and driven.said(messages.StartOffsetsRequest) == [], (
         "nothing is sought while it waits"
     )
 
 
 def test_after_a_reset_it_polls_slowly_until_records_came() -> None:
     driven = reading()
-    driven.do(messages.Reset(3, 6, 7, b"saved"))
+    driven.do(messages.ResetOrder(3, 6, 7, b"saved"))
     assert driven.effects(member_events.ResetApplication) == [member_events.ResetApplication(6, 7, b"saved")]
     driven.do(member_events.ApplicationReset(5))
     assert driven.stands(RegionMemberState.CR_RESET_PENDING), "that was for an earlier one"
     driven.do(member_events.ApplicationReset(6))
     assert driven.stands(RegionMemberState.RESET_COMPLETE)
     assert driven.effects(member_events.StartPolling) == [member_events.StartPolling(slowly=True)]
-    assert driven.said(messages.WasReset) == [messages.WasReset(6)] and driven.said(messages.AskStarts)[0].parts == (
+    assert driven.said(messages.MemberWasReset) == [messages.MemberWasReset(6)] and driven.said(
+        messages.StartOffsetsRequest
+    )[0].parts == (
         P0,
         P1,
     )
-    driven.do(messages.Starts(3, 2, (at(P0, 70),)))
+    driven.do(messages.StartOffsetsAnswer(3, 2, (at(P0, 70),)))
     assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((at(P0, 70),), commit=True)], (
         "the group's offsets go back too"
     )
@@ -163,27 +169,29 @@ def test_who_has_gone_back_says_so_again_and_does_not_go_back_twice() -> None:
     """The connection ended, so the order was repeated: rows read since, in the same epoch, were staged twice."""
     driven = reading()
     driven.do(
-        messages.Reset(3, 6, 7, b"saved"), member_events.ControlPlaneConnected(), messages.Reset(3, 6, 7, b"saved")
+        messages.ResetOrder(3, 6, 7, b"saved"),
+        member_events.ControlPlaneConnected(),
+        messages.ResetOrder(3, 6, 7, b"saved"),
     )
     assert len(driven.effects(member_events.ResetApplication)) == 1
     driven.do(
         member_events.ApplicationReset(6),
-        messages.Starts(3, 2, (at(P0, 70),)),
+        messages.StartOffsetsAnswer(3, 2, (at(P0, 70),)),
         member_events.RecordsFetched(),
         member_events.ControlPlaneConnected(),
     )
-    driven.do(messages.Reset(3, 6, 7, b"saved"))
-    assert not driven.effects(member_events.ResetApplication) and driven.said(messages.WasReset) == [
-        messages.WasReset(6)
+    driven.do(messages.ResetOrder(3, 6, 7, b"saved"))
+    assert not driven.effects(member_events.ResetApplication) and driven.said(messages.MemberWasReset) == [
+        messages.MemberWasReset(6)
     ]
     assert driven.stands(RegionMemberState.RECORDS_FETCHED) and [
-        report.parts for report in driven.said(messages.AskStarts)
+        report.parts for report in driven.said(messages.StartOffsetsRequest)
     ] == [(P1,)]
 
 
 def test_a_drain_that_fails_is_said() -> None:
     driven = reading()
-    driven.do(messages.Drain(3, CUT))
+    driven.do(messages.DrainOrder(3, CUT))
     assert driven.effects(member_events.DrainMember) == [member_events.DrainMember(CUT)]
     driven.do(member_events.DrainAborted(CheckpointAttempt(8, 0), "an earlier one"))
     assert driven.did == []
@@ -193,10 +201,10 @@ def test_a_drain_that_fails_is_said() -> None:
 
 def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end() -> None:
     driven = drained()
-    driven.do(messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(messages.ContributeOrder(3, CUT, ("m1",)))
     assert driven.effects(member_events.SaveState)
     driven.do(member_events.StateSaved(CUT, (at(P0, 80), at(P1, 71)), (), b"s"))
-    [given] = [report.contribution for report in driven.said(messages.Contributed)]
+    [given] = [report.contribution for report in driven.said(messages.ContributionReport)]
     assert (given.member, given.members, given.sequence, given.term, given.epoch) == ("m1", ("m1",), 8, 3, 5)
     assert (given.member_id, given.generation, given.state) == ("id", 1, b"s")
     assert [(span.partition, span.begin, span.end) for span in given.spans] == [(0, 70, 80), (1, 71, 71)]
@@ -204,7 +212,7 @@ def test_a_contribution_has_names_offsets_state_and_where_records_begin_and_end(
 
 def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> None:
     driven = contributed()
-    driven.do(messages.Completed(3, 8, 6))
+    driven.do(messages.CheckpointCompleted(3, 8, 6))
     assert driven.effects(member_events.RetireCheckpoints) == [member_events.RetireCheckpoints(8, 6, counts=True)]
     assert driven.effects(member_events.ResumeSubmitting) and driven.stands(RegionMemberState.RECORDS_FETCHED)
     assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 80, 1: 71}
@@ -212,17 +220,21 @@ def test_the_next_contribution_begins_where_the_last_complete_one_ended() -> Non
 
 def test_a_contribution_in_vain_is_given_again_from_its_beginning() -> None:
     driven = contributed()
-    driven.do(messages.Drain(3, CheckpointAttempt(8, 2)))
-    assert driven.said(messages.Drained) == [messages.Drained(CheckpointAttempt(8, 2))] and driven.stands(
+    driven.do(messages.DrainOrder(3, CheckpointAttempt(8, 2)))
+    assert driven.said(messages.MemberDrained) == [messages.MemberDrained(CheckpointAttempt(8, 2))] and driven.stands(
         RegionMemberState.DRAINED
     )
     assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 70, 1: 71}
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(4, 5, 7, ("m1",)))
     assert driven.effects(member_events.ResumeSubmitting), "a new control plane does not know of the cut"
 
 
 @pytest.mark.parametrize(
-    "says", [messages.Completed(3, 8, 6, counts=False), messages.Welcome(4, 5, 8, ("m1",), counts=False)]
+    "says",
+    [
+        messages.CheckpointCompleted(3, 8, 6, counts=False),
+        messages.RegistrationAccepted(4, 5, 8, ("m1",), counts=False),
+    ],
 )
 def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says: messages.Order) -> None:
     """The control plane has completed the sequence without it: with another's of its name, say."""
@@ -230,7 +242,9 @@ def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says
     driven.do(member_events.PartitionsRevoked((P1,)))
     driven.do(says)
     assert driven.effects(member_events.RetireCheckpoints) == [
-        member_events.RetireCheckpoints(8, says.retired if isinstance(says, messages.Completed) else 0, counts=False)
+        member_events.RetireCheckpoints(
+            8, says.retired if isinstance(says, messages.CheckpointCompleted) else 0, counts=False
+        )
     ]
     assert {position.partition: position.offset for position in driven.machine.held_positions()} == {0: 70, 1: 71}
     assert not driven.effects(member_events.ReleasePartitions)
@@ -240,12 +254,12 @@ def test_contribution_that_does_not_count_is_made_again_and_lets_nothing_go(says
 def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
     driven = reading(holds_back=True)
     driven.do(member_events.PartitionsRevoked((P1,)))
-    assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
+    assert driven.said(messages.RevokedPartitionsHeld) and not driven.effects(member_events.ReleasePartitions)
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
-    driven.do(messages.Drain(3, CUT), member_events.DrainCompleted(CUT), messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(messages.DrainOrder(3, CUT), member_events.DrainCompleted(CUT), messages.ContributeOrder(3, CUT, ("m1",)))
     driven.do(member_events.StateSaved(CUT, (at(P0, 80), at(P1, 90)), (), b""))
     assert not driven.effects(member_events.ReleasePartitions)
-    driven.do(messages.Completed(3, 8, 6))
+    driven.do(messages.CheckpointCompleted(3, 8, 6))
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
     assert [report.gone for report in driven.said(messages.AssignmentChanged)] == [(P1,)]
 
@@ -253,16 +267,18 @@ def test_what_is_held_back_is_released_when_a_sequence_is_complete() -> None:
 def test_who_reads_on_lets_go_with_a_sequence_that_has_all_that_it_read() -> None:
     """The member contributed, finished another batch, and was asked for a partition that this batch had read."""
     driven = contributed(holds_back=True, reads_on=True)
-    driven.do(member_events.PartitionsRevoked((P1,)), messages.Completed(3, 8, 6))
+    driven.do(member_events.PartitionsRevoked((P1,)), messages.CheckpointCompleted(3, 8, 6))
     assert not driven.effects(member_events.ReleasePartitions), (
         "what it has read since it contributed is in no sequence"
     )
     again = CheckpointAttempt(9, 2)
-    driven.do(messages.Drain(3, again), member_events.DrainCompleted(again), messages.Checkpoint(3, again, ("m1",)))
-    driven.do(member_events.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), messages.Completed(3, 9, 7))
+    driven.do(
+        messages.DrainOrder(3, again), member_events.DrainCompleted(again), messages.ContributeOrder(3, again, ("m1",))
+    )
+    driven.do(member_events.StateSaved(again, (at(P0, 90), at(P1, 99)), (), b""), messages.CheckpointCompleted(3, 9, 7))
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
     stops = contributed(holds_back=True)
-    stops.do(member_events.PartitionsRevoked((P1,)), messages.Completed(3, 8, 6))
+    stops.do(member_events.PartitionsRevoked((P1,)), messages.CheckpointCompleted(3, 8, 6))
     assert stops.effects(member_events.ReleasePartitions), "who stops for the cut has read nothing since"
 
 
@@ -270,12 +286,12 @@ def test_who_reads_on_lets_go_of_what_it_held_in_vain_with_the_contribution_that
     driven = contributed(holds_back=True, reads_on=True)
     driven.do(
         member_events.PartitionsRevoked((P1,)),
-        messages.Drain(3, CheckpointAttempt(8, 2)),
-        messages.Checkpoint(3, CheckpointAttempt(8, 2), ("m1",)),
+        messages.DrainOrder(3, CheckpointAttempt(8, 2)),
+        messages.ContributeOrder(3, CheckpointAttempt(8, 2), ("m1",)),
     )
     driven.do(
         member_events.StateSaved(CheckpointAttempt(8, 2), (at(P0, 90), at(P1, 99)), (), b""),
-        messages.Completed(3, 8, 6),
+        messages.CheckpointCompleted(3, 8, 6),
     )
     assert driven.effects(member_events.ReleasePartitions) == [member_events.ReleasePartitions((P1,))]
 
@@ -286,45 +302,47 @@ def test_what_is_first_read_in_a_cut_has_been_read(reset: bool) -> None:
     driven = Driven(holds_back=True, reads_on=True)
     driven.do(
         member_events.ControlPlaneConnected(),
-        messages.Welcome(3, 5, 7, ("m1",)),
+        messages.RegistrationAccepted(3, 5, 7, ("m1",)),
         member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)),
     )
     if reset:
-        driven.do(messages.Reset(3, 6, 7, None), member_events.ApplicationReset(6))
+        driven.do(messages.ResetOrder(3, 6, 7, None), member_events.ApplicationReset(6))
     driven.do(
-        messages.Starts(3, 1, (at(P0, 70), at(P1, 71))),
-        messages.Drain(3, CUT),
+        messages.StartOffsetsAnswer(3, 1, (at(P0, 70), at(P1, 71))),
+        messages.DrainOrder(3, CUT),
         member_events.DrainCompleted(CUT),
         member_events.RecordsFetched(),
     )
-    driven.do(messages.Checkpoint(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b""))
-    driven.do(messages.Completed(3, 8, 6))
+    driven.do(
+        messages.ContributeOrder(3, CUT, ("m1",)), member_events.StateSaved(CUT, (at(P0, 70), at(P1, 71)), (), b"")
+    )
+    driven.do(messages.CheckpointCompleted(3, 8, 6))
     assert driven.stands(RegionMemberState.RECORDS_FETCHED) and driven.effects(member_events.StartPolling) == [
         member_events.StartPolling(slowly=False)
     ]
     driven.do(member_events.PartitionsRevoked((P1,)))
-    assert driven.said(messages.Holding) and not driven.effects(member_events.ReleasePartitions)
+    assert driven.said(messages.RevokedPartitionsHeld) and not driven.effects(member_events.ReleasePartitions)
 
 
 def test_what_is_held_back_and_lost_meanwhile_has_all_go_back() -> None:
     driven = reading(holds_back=True)
     driven.do(member_events.PartitionsRevoked((P1,)), member_events.PartitionsLost((P0, P1)))
-    assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(messages.AskReset)
+    assert driven.stands(RegionMemberState.CR_RESET_PENDING) and driven.said(messages.RegionResetRequest)
 
 
 def test_a_control_plane_that_was_overtaken_is_not_heard() -> None:
     driven = reading()
-    driven.do(messages.Welcome(4, 5, 7, ("m1",)))
-    assert driven.do(messages.Reset(3, 6, 7, None)) == []
+    driven.do(messages.RegistrationAccepted(4, 5, 7, ("m1",)))
+    assert driven.do(messages.ResetOrder(3, 6, 7, None)) == []
     assert driven.stands(RegionMemberState.RECORDS_FETCHED)
 
 
 def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
     driven = contributed()
-    [register] = (driven.do(member_events.ControlPlaneConnected()), driven.said(messages.Register))[1]
+    [register] = (driven.do(member_events.ControlPlaneConnected()), driven.said(messages.RegistrationRequest))[1]
     assert (register.epoch, register.contributed) == (5, 8)
     assert register.holds == (at(P0, 70), at(P1, 71)) and register.ends == (at(P0, 80), at(P1, 71))
-    driven.do(messages.Welcome(4, 5, 8, ("m1",)))
+    driven.do(messages.RegistrationAccepted(4, 5, 8, ("m1",)))
     assert {hold.partition: hold.offset for hold in driven.machine.held_positions()} == {0: 80, 1: 71}, (
         "it was complete"
     )
@@ -333,12 +351,12 @@ def test_it_registers_again_with_what_it_holds_and_what_it_gave() -> None:
 def test_a_member_that_closes_waits_for_stop() -> None:
     """With the next sequence, or at once if it holds nothing: the control plane knows what it is needed for."""
     idle = Driven()
-    idle.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
+    idle.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(3, 5, 7, ("m1",)))
     for driven in (reading(), idle):
         driven.do(member_events.CloseRequested())
-        assert driven.said(messages.Leave)
+        assert driven.said(messages.LeaveRequest)
         assert not driven.effects(member_events.EndMember)
-        driven.do(messages.Stop(3, "", ""))
+        driven.do(messages.StopOrder(3, "", ""))
         assert driven.effects(member_events.EndMember) == [member_events.EndMember("", "")]
 
 
@@ -346,7 +364,7 @@ def test_the_next_control_plane_too_hears_of_an_unrecoverable_failure() -> None:
     driven = reading()
     driven.do(member_events.MemberFailed("records are lost", "reset it"))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(4, 5, 7, ("m1",)))
     assert driven.said(messages.UnrecoverableFailure) == [messages.UnrecoverableFailure("records are lost", "reset it")]
 
 
@@ -354,16 +372,16 @@ def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut
     """An application has failed while no control plane was reached: what it had fetched must not count as read."""
     driven = reading()
     driven.do(member_events.CloseRequested(), member_events.ResetRequested("the application has failed"))
-    assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")]
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(4, 5, 7, ("m1",)))
-    assert driven.said(messages.AskReset) == [messages.AskReset("the application has failed")], (
+    assert driven.said(messages.RegionResetRequest) == [messages.RegionResetRequest("the application has failed")]
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(4, 5, 7, ("m1",)))
+    assert driven.said(messages.RegionResetRequest) == [messages.RegionResetRequest("the application has failed")], (
         "again, for it was not heard"
     )
-    driven.do(messages.Drain(4, CUT))
+    driven.do(messages.DrainOrder(4, CUT))
     assert not driven.effects(member_events.DrainMember)
-    driven.do(messages.Reset(4, 6, 7, None), member_events.ApplicationReset(6))
-    assert driven.said(messages.Leave), "it was to be closed"
-    assert not driven.effects(member_events.StartPolling) and not driven.said(messages.AskStarts)
+    driven.do(messages.ResetOrder(4, 6, 7, None), member_events.ApplicationReset(6))
+    assert driven.said(messages.LeaveRequest), "it was to be closed"
+    assert not driven.effects(member_events.StartPolling) and not driven.said(messages.StartOffsetsRequest)
 
 
 STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
@@ -371,26 +389,26 @@ STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
 
 def test_state_goes_with_the_offset_into_the_contribution() -> None:
     driven = Driven(keyed=True)
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(3, 5, 7, ("m1",), moves_state=True))
     assert driven.said(messages.AssignmentChanged)
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0,)))
     start = replace(at(P0, 70), state=STATE)
-    driven.do(messages.Starts(3, 1, (start,)))
+    driven.do(messages.StartOffsetsAnswer(3, 1, (start,)))
     assert driven.effects(member_events.SeekPositions) == [member_events.SeekPositions((start,))]
-    driven.do(member_events.RecordsFetched(), messages.Drain(3, CUT), member_events.DrainCompleted(CUT))
+    driven.do(member_events.RecordsFetched(), messages.DrainOrder(3, CUT), member_events.DrainCompleted(CUT))
     later = STATE._replace(sequence=8)
-    driven.do(messages.Checkpoint(3, CUT, ("m1",)))
+    driven.do(messages.ContributeOrder(3, CUT, ("m1",)))
     driven.do(member_events.StateSaved(CUT, (replace(at(P0, 80), state=later),), (), b""))
-    [given] = driven.said(messages.Contributed)
+    [given] = driven.said(messages.ContributionReport)
     [only] = given.contribution.spans
     assert (only.begin, only.end, only.state) == (70, 80, later)
 
 
 def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one() -> None:
     driven = Driven()
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",), moves_state=True))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(3, 5, 7, ("m1",), moves_state=True))
     driven.do(member_events.PartitionsAssigned(Identity("id", 1), (P0, P1)))
-    driven.do(messages.Starts(3, 1, (at(P1, 71), replace(at(P0, 70), state=STATE))))
+    driven.do(messages.StartOffsetsAnswer(3, 1, (at(P1, 71), replace(at(P0, 70), state=STATE))))
     assert not driven.effects(member_events.SeekPositions) and not driven.machine.begins
     [failed] = driven.said(messages.UnrecoverableFailure)
     assert "t-0 of group 'etl' have keyed states" in failed.cause and "keyed_state=" in failed.remedy
@@ -399,6 +417,6 @@ def test_member_that_keeps_no_states_stops_the_region_before_it_reads_past_one()
 def test_control_plane_of_an_earlier_release_gets_no_member_with_states() -> None:
     """Such a control plane would take the contribution, and write a manifest without the state."""
     driven = Driven(keyed=True)
-    driven.do(member_events.ControlPlaneConnected(), messages.Welcome(3, 5, 7, ("m1",)))
+    driven.do(member_events.ControlPlaneConnected(), messages.RegistrationAccepted(3, 5, 7, ("m1",)))
     [end] = driven.effects(member_events.EndMember)
     assert "earlier release" in end.cause and not driven.effects(member_events.BeginEpoch)

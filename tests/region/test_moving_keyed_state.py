@@ -22,7 +22,7 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
-from kohort.region.keyed_state.state_files import ReadPart, encode_file_header, entry_of_file, folder_of
+from kohort.region.keyed_state.state_files import ReadPart, encode_file_header, entry_of_file, partition_folder_name
 from kohort.region.keyed_state.states import KeyedStateCopy, KeyedStates, LoadedKeyedState, StateMapping
 from kohort.region.records import KeyedStateHead, Part
 from kohort.region.sinks.availability import is_temporary_error
@@ -124,7 +124,7 @@ def test_file_that_is_not_the_one_that_was_saved_is_refused_and_nothing_is_lost(
 ) -> None:
     place = KeyedState(tmp_path / "states").bind(REGION_ID)
     state = save(place)
-    path = tmp_path / "states" / REGION_ID.hex / folder_of(PART) / state._chain[number].name
+    path = tmp_path / "states" / REGION_ID.hex / partition_folder_name(PART) / state._chain[number].name
     kept = path.read_bytes()
     damage(path)
     work = tmp_path / "work"
@@ -143,7 +143,7 @@ def test_file_of_another_size_is_not_read_on(tmp_path: Path, monkeypatch: pytest
     """A stranger who writes to the place can't make a member read more than was saved."""
     place = KeyedState(tmp_path).bind(REGION_ID)
     state = save(place)
-    folder = tmp_path / REGION_ID.hex / folder_of(PART)
+    folder = tmp_path / REGION_ID.hex / partition_folder_name(PART)
     for file in state._chain:
         grow(folder / file.name)
     read, sizes = FolderStateStore.read, list[int]()
@@ -203,7 +203,7 @@ def test_piece_of_another_state_is_refused(tmp_path: Path) -> None:
     place = KeyedState(tmp_path).bind(REGION_ID)
     strange = encode_file_header("base", [entry_of_file(7, "base", b"other")]) + bytes(100)
     first = entry_of_file(1, "base", strange)
-    place._store.write(f"{REGION_ID.hex}/{folder_of(PART)}", first.name, strange)
+    place._store.write(f"{REGION_ID.hex}/{partition_folder_name(PART)}", first.name, strange)
     newest = place.append_deltas(PART, 2, [first], [b"\x90"])[-1]
     with pytest.raises(CorruptDataError, match="a part of another state"):
         load(place, KeyedStateHead(1, 2, newest.digest, 1000))
@@ -229,9 +229,9 @@ def test_working_copy_has_no_name_and_no_neighbour_while_it_is_filled(tmp_path: 
 def test_changes_are_applied_in_the_order_of_keys() -> None:
     """In any other order each change reads and writes a page of its own: a state of 1 GB then takes minutes."""
     copy, said = KeyedStateCopy(None), list[str]()
-    copy.apply({b"%03d" % number: b"" for number in range(100)})
+    copy.apply_changes({b"%03d" % number: b"" for number in range(100)})
     copy._database.set_trace_callback(said.append)
-    copy.apply({b"%03d" % (number * 37 % 100): None if number % 3 else b"new" for number in range(100)})
+    copy.apply_changes({b"%03d" % (number * 37 % 100): None if number % 3 else b"new" for number in range(100)})
     for word in ("DELETE", "INSERT"):
         lines = [line for line in said if line.startswith(word)]
         assert len(lines) > 20 and lines == sorted(lines)
@@ -339,7 +339,7 @@ def test_base_of_which_a_piece_could_not_be_saved_is_saved_again(
 
 def test_folders_of_states_survive_a_power_loss_whichever_sync_has_failed() -> None:
     """The call that made a folder may fail before the folder's name is on the disk; the next call finds the folder."""
-    folder = f"{REGION_ID.hex}/{folder_of(PART)}"
+    folder = f"{REGION_ID.hex}/{partition_folder_name(PART)}"
     for failing in range(1, 6):
         volume = Volume()
         calls = Calls(volume)
@@ -367,7 +367,7 @@ def test_folders_of_states_survive_a_power_loss_whichever_sync_has_failed() -> N
 def states(tmp_path: Path) -> Iterator[KeyedStates]:
     """The states of a member, with one that was saved for sequence 1."""
     kept = KeyedStates(KeyedState(tmp_path).bind(REGION_ID), None)
-    kept.begin(PART, None)
+    kept.set_saved_state(PART, None)
     mapping(kept.state_of(PART))[b"a"] = b"saved"
     kept.save(1)
     yield kept
@@ -378,12 +378,12 @@ def test_copy_that_is_as_it_was_saved_stays_at_a_reset(states: KeyedStates) -> N
     """A member dies, and the region resets: the others do not load their own states again."""
     before = states.state_of(PART)
     mapping(before)[b"a"] = b"not saved"
-    states.clear()
-    states.begin(PART, before.head)
+    states.forget_all_partitions()
+    states.set_saved_state(PART, before.head)
     assert states.state_of(PART) is before and dict(mapping(before)) == {b"a": b"saved"}
     mapping(before)[b"b"] = b"after it"
     head = states.save(2)[PART]
-    assert dict(mapping(LoadedKeyedState(PART, states.place, head, None))) == {b"a": b"saved", b"b": b"after it"}
+    assert dict(mapping(LoadedKeyedState(PART, states.store, head, None))) == {b"a": b"saved", b"b": b"after it"}
 
 
 def test_copy_that_has_changes_which_were_not_saved_is_loaded_again(
@@ -392,8 +392,8 @@ def test_copy_that_has_changes_which_were_not_saved_is_loaded_again(
     before = states.state_of(PART)
     mapping(before)[b"a"] = b"not saved"
     assert list(mapping(before)) == [b"a"], "this has put the change into the copy"
-    states.clear()
-    states.begin(PART, before.head)
+    states.forget_all_partitions()
+    states.set_saved_state(PART, before.head)
     again = states.state_of(PART)
     assert again is not before and dict(mapping(again)) == {b"a": b"saved"}
     mapping(again)[b"a"] = b"not saved either"
@@ -401,8 +401,8 @@ def test_copy_that_has_changes_which_were_not_saved_is_loaded_again(
         patching.setattr(FolderStateStore, "write", lambda *given: _raise(OSError(errno.EIO, "away")))
         with pytest.raises(OSError, match="away"):
             states.save(2)
-    states.clear()
-    states.begin(PART, before.head)
+    states.forget_all_partitions()
+    states.set_saved_state(PART, before.head)
     assert dict(mapping(states.state_of(PART))) == {b"a": b"saved"}
 
 
@@ -415,17 +415,17 @@ def test_copy_that_was_saved_for_an_attempt_which_failed_is_loaded_again(states:
     head = before.head
     mapping(before)[b"a"] = b"of a failed attempt"
     states.save(2)
-    states.clear()
-    states.begin(PART, head)
+    states.forget_all_partitions()
+    states.set_saved_state(PART, head)
     assert dict(mapping(states.state_of(PART))) == {b"a": b"saved"}
 
 
 def test_copy_of_a_partition_that_moved_at_a_reset_is_removed_with_the_next_save(states: KeyedStates) -> None:
     before = states.state_of(PART)
-    states.clear()
+    states.forget_all_partitions()
     states.save(2)
     states.close_forgotten_copies()
     with pytest.raises(sqlite3.ProgrammingError):
         before.value(b"a")
-    states.begin(PART, before.head)
+    states.set_saved_state(PART, before.head)
     assert dict(mapping(states.state_of(PART))) == {b"a": b"saved"}

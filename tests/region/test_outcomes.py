@@ -8,7 +8,7 @@ from kohort.region import messages
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.messages import CheckpointAttempt, Identity
-from kohort.region.records import Stopped
+from kohort.region.records import RegionStopped
 from kohort.region.states import RegionState
 from tests.region.test_plane import P0, P1, Driven, at, span, two
 
@@ -18,9 +18,9 @@ def committing() -> tuple[Driven, CheckpointAttempt]:
     driven = two()
     cut = driven.cut()
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
-    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80))))
-    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 75))))
+        driven.say(connection, messages.MemberDrained(cut))
+    driven.say(1, messages.ContributionReport(cut, driven.give("m1", span(P0, 70, 80))))
+    driven.say(2, messages.ContributionReport(cut, driven.give("m2", span(P1, 71, 75))))
     assert driven.stands(RegionState.COMMITTING)
     return driven, cut
 
@@ -30,14 +30,14 @@ def test_no_reset_waits_while_a_generation_is_asked_for(why: str) -> None:
     """The commit was refused: its outcome is known, and none is out that a reset would have to wait for."""
     driven, cut = committing()
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
-    assert driven.orders(1, messages.Identify)
+    assert driven.orders(1, messages.GroupGenerationRequest)
     if why == "it is dead":
         driven.do(plane_events.ConnectionEnded(1))
         driven.tick(10_000)
     elif why == "another of its name":
         driven.join(3, "m1")
     else:
-        driven.say(2, messages.AskReset("the disk is full"))
+        driven.say(2, messages.RegionResetRequest("the disk is full"))
     assert driven.stands(RegionState.RESETTING)
     driven.say(1, messages.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 1, "nothing of the cut goes on"
@@ -49,7 +49,9 @@ def test_the_region_resets_when_who_was_asked_for_its_generation_has_released_al
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
     driven.do(plane_events.ConnectionEnded(1))
     known = driven.machine.plane.members["m1"]
-    driven.say(3, messages.Register("m1", known.incarnation, "etl", Identity("m1", 2), known.epoch, (), sink="s"))
+    driven.say(
+        3, messages.RegistrationRequest("m1", known.incarnation, "etl", Identity("m1", 2), known.epoch, (), sink="s")
+    )
     driven.do(plane_events.ConnectionEnded(3))
     driven.tick(10_000)
     assert "m1" not in driven.machine.plane.members
@@ -62,7 +64,7 @@ def test_a_reset_waits_again_once_the_commit_is_tried_again() -> None:
     driven.do(plane_events.CommitEnded(cut, {"m1": "an old generation"}, frozenset()))
     driven.say(1, messages.AssignmentChanged(Identity("m1", 2)))
     assert len(driven.commits) == 2
-    driven.say(2, messages.AskReset("the disk is full"))
+    driven.say(2, messages.RegionResetRequest("the disk is full"))
     assert driven.stands(RegionState.COMMITTING)
     driven.do(plane_events.CommitEnded(cut))
     assert driven.stands(RegionState.RESETTING) and driven.machine.plane.sequence == 8
@@ -74,7 +76,7 @@ def test_a_commit_that_takes_long_is_waited_for() -> None:
     driven.tick(RegionConfig().drain_ms)
     driven.tick(RegionConfig().drain_ms)
     assert driven.stands(RegionState.COMMITTING)
-    assert driven.machine.due_ms() is None, "no clock that would have to be looked at again and again"
+    assert driven.machine.next_deadline_ms() is None, "no clock that would have to be looked at again and again"
     driven.do(plane_events.CommitEnded(cut))
     assert driven.machine.plane.sequence == 8
 
@@ -111,7 +113,9 @@ def test_a_resumed_region_begins_at_the_sequence_whose_commit_was_out_when_it_st
     assert driven.stands(RegionState.FORMING) and driven.machine.plane.sequence == 8
     driven.join(3, "m1")
     assert driven.ask(3, P0) == (at(P0, 80),)
-    assert [order.sequence for order in driven.orders(3, messages.Publish)][-1] == 8, "and it is still to be published"
+    assert [order.sequence for order in driven.orders(3, messages.PublishOrder)][-1] == 8, (
+        "and it is still to be published"
+    )
 
 
 @pytest.mark.parametrize("first", ["the outcome", "the person"])
@@ -145,11 +149,11 @@ def test_who_resumes_before_the_topic_has_it_that_it_stopped_waits_for_that() ->
     driven.say(2, messages.UnrecoverableFailure("what no reset mends", "mend it"))
     driven.do(plane_events.ResumeRequested())
     driven.join(3, "m3")
-    assert driven.stands(RegionState.STOPPED) and driven.orders(3, messages.Stop) and 3 in driven.closed
+    assert driven.stands(RegionState.STOPPED) and driven.orders(3, messages.StopOrder) and 3 in driven.closed
     driven.saves = True
     driven.do(plane_events.FactsSaved(driven.machine.plane._tokens))
-    assert driven.orders(1, messages.Stop) and driven.orders(2, messages.Stop)
+    assert driven.orders(1, messages.StopOrder) and driven.orders(2, messages.StopOrder)
     assert driven.stands(RegionState.FORMING)
-    assert [fact.cause for fact in driven.facts if isinstance(fact, Stopped)] == ["m2: what no reset mends", ""]
+    assert [fact.cause for fact in driven.facts if isinstance(fact, RegionStopped)] == ["m2: what no reset mends", ""]
     driven.join(4, "m4")
-    assert driven.orders(4, messages.Welcome) and not driven.orders(4, messages.Stop)
+    assert driven.orders(4, messages.RegistrationAccepted) and not driven.orders(4, messages.StopOrder)

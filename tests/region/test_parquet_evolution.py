@@ -226,11 +226,11 @@ def test_reset_keeps_the_column(make: Callable[..., Any]) -> None:
 
 def test_member_submits_tables_with_and_without_the_new_column(make: Callable[..., Any]) -> None:
     stager = RowStager(make(), REGION, "a")
-    stager.begin(1)
+    stager.begin_epoch(1)
     untyped = rows(0).append_column("crew", pa.nulls(1))
     for given in (untyped, rows(1), wide(2), rows(3), rows(4).append_column("crew", pa.nulls(1))):
         stager.add(given)
-        stager.settle()
+        stager.finish_table()
     sink = make()
     sink.publish(1, stager.stage_rest())
     assert found(sink) == [(0, None), (1, None), (2, 5), (3, None), (4, None)]

@@ -57,7 +57,7 @@ def _marked_before_the_folder_is_durable(patch: pytest.MonkeyPatch) -> None:
         self._mark(sequence)
         for name in names:
             for ending in (parquet_folder._ROWS, parquet_folder._EMPTY):
-                parquet_folder.remove(self._files, f"{self.path}/_staging/{name}{ending}")
+                parquet_folder.remove_file(self._files, f"{self.path}/_staging/{name}{ending}")
 
     patch.setattr(ParquetFolder, "publish", publish)
 
@@ -68,7 +68,7 @@ def _renamed_before_all_links(patch: pytest.MonkeyPatch) -> None:
         says = f"{self._folder(sequence)}/{self._owner_file_name(sequence)}"
         self._files.close(self._files.open(says, os.O_WRONLY | os.O_CREAT, 0o666))
         for name in full:
-            staged_files.show(
+            staged_files.link_file(
                 self._files, f"{self.path}/_staging/{name}.staged", f"{self._folder(sequence)}/{name}.parquet"
             )
 
@@ -92,8 +92,8 @@ def _sweeps_the_present_epoch(patch: pytest.MonkeyPatch) -> None:
 def _a_late_one_takes_the_mark_back(patch: pytest.MonkeyPatch) -> None:
     def mark(self: ParquetFolder, sequence: int) -> None:
         folder = f"{self.path}/_region"
-        for old in staged_files.marks(self._files, folder):
-            files.remove(self._files, f"{folder}/published-{old}")
+        for old in staged_files.published_mark_numbers(self._files, folder):
+            files.remove_file(self._files, f"{folder}/published-{old}")
         self._files.close(self._files.open(f"{folder}/published-{sequence}", 0o101, 0o666))
         files.sync_folder(self._files, folder)
 
@@ -118,7 +118,7 @@ def _what_is_shown_goes_first(patch: pytest.MonkeyPatch) -> None:
                 self._discard(self._folder(number))
         for name in self._names():
             if self._is_void(name, floor):
-                files.remove(self._files, f"{self.path}/_staging/{name}")
+                files.remove_file(self._files, f"{self.path}/_staging/{name}")
         self._mark(sequence)
 
     patch.setattr(ParquetFolder, "empty", empty)

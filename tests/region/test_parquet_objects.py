@@ -82,7 +82,7 @@ def _does_not_look_after_an_error(patch: Patch) -> None:
 
     patch.setattr(ObjectStore, "create_object_if_absent", create)
     patch.setattr(ObjectStore, "check_conditional_puts", lambda self, path: None)
-    patch.setattr(PublishedSequenceLog, "is_done", lambda self, sequence: False)
+    patch.setattr(PublishedSequenceLog, "is_published_or_emptied", lambda self, sequence: False)
 
 
 def _takes_any_refusal_for_success(patch: Patch) -> None:

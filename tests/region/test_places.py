@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.table import Table
 
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
-from kohort.region.files import remove
+from kohort.region.files import remove_file
 from kohort.region.sinks import Keep, Sink, delta_table, iceberg_files, iceberg_table, rows, sql_table
 from kohort.region.sinks.delta_log import DeltaLog
 from kohort.region.sinks.delta_table import DeltaTable
@@ -350,7 +350,7 @@ def _delta_marks_first(patch: Patch) -> None:
 
 
 def _delta_removes_before_it_is_marked(patch: Patch) -> None:
-    whole = DeltaLog.settle
+    whole = DeltaLog.sync_last_commit
 
     def settle(self: DeltaLog, newest: int, synced: Any) -> None:
         whole(self, newest, synced)
@@ -358,7 +358,7 @@ def _delta_removes_before_it_is_marked(patch: Patch) -> None:
         for name in self._files.listdir(staged):
             self._files.unlink(f"{staged}/{name}")
 
-    patch.setattr(DeltaLog, "settle", settle)
+    patch.setattr(DeltaLog, "sync_last_commit", settle)
 
 
 def _transaction_by_name(patch: Patch) -> None:
@@ -367,12 +367,14 @@ def _transaction_by_name(patch: Patch) -> None:
 
 
 def _no_settling(patch: Patch) -> None:
-    patch.setattr(DeltaLog, "settle", lambda self, newest, synced: None)
+    patch.setattr(DeltaLog, "sync_last_commit", lambda self, newest, synced: None)
 
 
 def _nothing_to_take_out_is_not_said(patch: Patch) -> None:
     whole = DeltaLog.is_emptied
-    patch.setattr(DeltaLog, "is_emptied", lambda self, at, sequence: whole(self, at, sequence) or not self.files_of(at))
+    patch.setattr(
+        DeltaLog, "is_emptied", lambda self, at, sequence: whole(self, at, sequence) or not self.data_file_entries(at)
+    )
 
 
 def _delta_sweeps_all(patch: Patch) -> None:
@@ -384,9 +386,9 @@ def _first_staged_counts(patch: Patch) -> None:
     def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
         return sorted(set(keys), key=lambda each: (each.member, each.unit))
 
-    patch.setattr(delta_table, "in_order", in_order)
-    patch.setattr(iceberg_table, "in_order", in_order)
-    patch.setattr(sql_table, "in_order", in_order)
+    patch.setattr(delta_table, "sort_staged_keys", in_order)
+    patch.setattr(iceberg_table, "sort_staged_keys", in_order)
+    patch.setattr(sql_table, "sort_staged_keys", in_order)
 
 
 def _first_row_counts(patch: Patch) -> None:
@@ -397,7 +399,7 @@ def _first_row_counts(patch: Patch) -> None:
 
 
 def _a_transaction_for_each_statement(patch: Patch) -> None:
-    whole = sql_table._Cursor.run
+    whole = sql_table._Cursor.execute_template
 
     def run(self: Any, statement: str, *given: object) -> None:
         whole(self, statement, *given)
@@ -405,7 +407,7 @@ def _a_transaction_for_each_statement(patch: Patch) -> None:
             self.cursor.execute("COMMIT")
             self.cursor.execute("BEGIN IMMEDIATE")
 
-    patch.setattr(sql_table._Cursor, "run", run)
+    patch.setattr(sql_table._Cursor, "execute_template", run)
 
 
 def _sequence_is_not_asked(patch: Patch) -> None:
@@ -418,13 +420,13 @@ def _sql_sweeps_all(patch: Patch) -> None:
 
 
 def _sql_says_nothing_of_emptying(patch: Patch) -> None:
-    whole = sql_table._Cursor.run
+    whole = sql_table._Cursor.execute_template
 
     def run(self: Any, statement: str, *given: object) -> None:
         if not (statement.startswith("UPDATE {sequences}") and given[0] == 3):
             whole(self, statement, *given)
 
-    patch.setattr(sql_table._Cursor, "run", run)
+    patch.setattr(sql_table._Cursor, "execute_template", run)
 
 
 def _its_own_number_is_taken_for_emptied(patch: Patch) -> None:
@@ -526,13 +528,13 @@ def _an_update_removes_what_is_staged_first(patch: Patch) -> None:
 
 
 def _attempts_are_not_named(patch: Patch) -> None:
-    whole = iceberg_files._LocalStore.put_file
+    whole = iceberg_files._LocalStore.replace_file
 
     def put(self: Any, folder: str, name: str, data: bytes) -> None:
         if not folder.endswith("/merges"):
             whole(self, folder, name, data)
 
-    patch.setattr(iceberg_files._LocalStore, "put_file", put)
+    patch.setattr(iceberg_files._LocalStore, "replace_file", put)
 
 
 def _all_attempts_are_settled(patch: Patch) -> None:
@@ -549,13 +551,13 @@ def _iceberg_sweeps_all(patch: Patch) -> None:
 
 
 def _iceberg_names_no_file_before_it_is_written(patch: Patch) -> None:
-    whole = iceberg_files._LocalStore.put_file
+    whole = iceberg_files._LocalStore.replace_file
 
     def put(self: Any, folder: str, name: str, data: bytes) -> None:
         if b'"whole":false' not in data:
             whole(self, folder, name, data)
 
-    patch.setattr(iceberg_files._LocalStore, "put_file", put)
+    patch.setattr(iceberg_files._LocalStore, "replace_file", put)
 
 
 def _lake_does_not_look(patch: Patch) -> None:
@@ -591,7 +593,7 @@ def _lake_names_no_file_before_it_is_written(patch: Patch) -> None:
 def _lake_removes_what_it_has(patch: Patch) -> None:
     def remove_all(self: DuckLakeTable, state: Any, names: Any) -> None:
         for name in names:
-            remove(self._files, self._file(state, name))
+            remove_file(self._files, self._file(state, name))
 
     patch.setattr(DuckLakeTable, "_remove_unknown", remove_all)
 

@@ -17,7 +17,7 @@ from kohort.region import DeltaTable, ParquetFolder
 from kohort.region.confined_files import FOLDERS_OPEN_MAX, ConfinedFiles, keep_folders_open
 from kohort.region.sinks import Keep
 from kohort.region.staged import StagedKey
-from kohort.spark.region.folders import check_place, clone_checkpoint, remove_old_epochs
+from kohort.spark.region.folders import check_checkpoint_folder, clone_checkpoint, remove_old_epochs
 
 REGION = UUID(int=3)
 TABLE = pa.table({"value": ["a", "b"]})
@@ -138,7 +138,7 @@ def test_checkpoint_folders_follow_no_link_and_are_the_users_alone(tmp_path: Pat
     clone_checkpoint("", str(query / "e4"), None)
     assert stat.S_IMODE((query / "e4").stat().st_mode) == 0o700
     assert everything(victim) == {"letter": b"dear"}
-    check_place(str(query))
+    check_checkpoint_folder(str(query))
 
 
 def test_private_files_are_the_users_alone(tmp_path: Path) -> None:

@@ -9,15 +9,20 @@ import msgspec
 import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.record_codec import RECORD_BYTES_MAX, checkpoint_tombstones, decode_fact, key_of, value_of
+from kohort.region.record_codec import (
+    RECORD_BYTES_MAX,
+    checkpoint_tombstones,
+    decode_fact,
+    encode_fact_key,
+    encode_fact_value,
+)
 from kohort.region.records import (
-    Began,
-    Birth,
-    Claim,
     Contribution,
-    Epoch,
+    EpochBegun,
     Fact,
-    Initial,
+    GroupClaim,
+    InitialOffset,
+    InitialTopics,
     KeyedStateHead,
     Manifest,
     OffsetSpan,
@@ -40,11 +45,11 @@ CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl
                   ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip
 STATE = KeyedStateHead(3, 4, bytes(range(16)), 9_000)
 FACTS: list[Fact] = [
-    Claim("etl", "r", "me", 7),
-    Birth("r", REGION_ID, 7),
-    Term("r", 3, "127.0.0.1", 99, b"\1\2", 7),
-    Epoch("r", 5, 3, 4, 1, "why", 7),
-    Initial("r", "etl", "t", T, 3, 17, -1),
+    GroupClaim("etl", "r", "me", 7),
+    RegionCreated("r", REGION_ID, 7),
+    TermBegun("r", 3, "127.0.0.1", 99, b"\1\2", 7),
+    EpochBegun("r", 5, 3, 4, 1, "why", 7),
+    InitialOffset("r", "etl", "t", T, 3, 17, -1),
     GIVEN,
     CLOSED,
     Stopped("r", "why", "m", "mend it", 7),
@@ -56,48 +61,58 @@ FACTS: list[Fact] = [
 
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: type(fact).__name__)
 def test_a_fact_is_decoded_as_it_was(fact: Fact) -> None:
-    assert decode_fact(key_of(fact), value_of(fact)) == fact
+    assert decode_fact(encode_fact_key(fact), encode_fact_value(fact)) == fact
 
 
 def test_keys_distinguish_what_is_not_the_same_and_nothing_else() -> None:
-    assert len({key_of(fact) for fact in FACTS}) == len(FACTS)
-    assert key_of(replace(GIVEN, state=b"", term=9)) == key_of(GIVEN)
-    assert key_of(replace(GIVEN, sequence=5)) != key_of(GIVEN) != key_of(replace(GIVEN, member="n"))
-    assert key_of(Claim("etl", "r", "", 0)) != key_of(Claim("etl", "s", "", 0))
-    assert key_of(Initial("r", "etl", "t", T, 3, 0)) != key_of(Initial("r", "etl", "t", U, 3, 0))
-    assert key_of(Shown("r", "t:/a", 4, 7)) == key_of(Shown("r", "t:/a", 5, 8)) != key_of(Shown("r", "t:/b", 4, 7))
-    assert set(checkpoint_tombstones("r", 4, ["m/ü"])) == {key_of(CLOSED), key_of(GIVEN)}
+    assert len({encode_fact_key(fact) for fact in FACTS}) == len(FACTS)
+    assert encode_fact_key(replace(GIVEN, state=b"", term=9)) == encode_fact_key(GIVEN)
+    assert (
+        encode_fact_key(replace(GIVEN, sequence=5))
+        != encode_fact_key(GIVEN)
+        != encode_fact_key(replace(GIVEN, member="n"))
+    )
+    assert encode_fact_key(GroupClaim("etl", "r", "", 0)) != encode_fact_key(GroupClaim("etl", "s", "", 0))
+    assert encode_fact_key(InitialOffset("r", "etl", "t", T, 3, 0)) != encode_fact_key(
+        InitialOffset("r", "etl", "t", U, 3, 0)
+    )
+    assert (
+        encode_fact_key(PublishedCheckpoint("r", "t:/a", 4, 7))
+        == encode_fact_key(PublishedCheckpoint("r", "t:/a", 5, 8))
+        != encode_fact_key(PublishedCheckpoint("r", "t:/b", 4, 7))
+    )
+    assert set(checkpoint_tombstones("r", 4, ["m/ü"])) == {encode_fact_key(CLOSED), encode_fact_key(GIVEN)}
 
 
 def test_what_a_later_release_adds_is_passed_over() -> None:
-    value = value_of(Birth("r", REGION_ID, 7))
+    value = encode_fact_value(RegionCreated("r", REGION_ID, 7))
     later = value[:1] + bytes([value[1] + 1]) + value[2:] + b"\xa5later\x01"
-    assert decode_fact(key_of(Birth("r", REGION_ID, 7)), later) == Birth("r", REGION_ID, 7)
+    assert decode_fact(encode_fact_key(RegionCreated("r", REGION_ID, 7)), later) == RegionCreated("r", REGION_ID, 7)
 
 
 @pytest.mark.parametrize("fact", [GIVEN, CLOSED])
 def test_what_was_written_before_there_were_several_sinks_is_read(fact: Contribution | Manifest) -> None:
-    value = value_of(fact)
+    value = encode_fact_value(fact)
     told = msgspec.msgpack.decode(value[1:])
     del told["sink" if isinstance(fact, Contribution) else "places"]
     before = replace(fact, sink="") if isinstance(fact, Contribution) else replace(fact, places=())
-    assert decode_fact(key_of(fact), value[:1] + msgspec.msgpack.encode(told)) == before
+    assert decode_fact(encode_fact_key(fact), value[:1] + msgspec.msgpack.encode(told)) == before
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
     [
         (b"", b""),
-        (b'["nothing","r"]', value_of(FACTS[1])),
-        (key_of(FACTS[1]), b""),
-        (key_of(FACTS[1]), b"\x02" + value_of(FACTS[1])[1:]),
-        (key_of(FACTS[1]), value_of(FACTS[1])[:-1]),
-        (b'["birth","other"]', value_of(FACTS[1])),
-        (key_of(FACTS[2]), value_of(FACTS[1])),
-        (key_of(GIVEN), value_of(CLOSED)),
-        (b"{}", value_of(FACTS[1])),
-        (b"[" * 5_000, value_of(FACTS[1])),
-        (key_of(FACTS[1]), b"\x01" + b"\x91" * 5_000),
+        (b'["nothing","r"]', encode_fact_value(FACTS[1])),
+        (encode_fact_key(FACTS[1]), b""),
+        (encode_fact_key(FACTS[1]), b"\x02" + encode_fact_value(FACTS[1])[1:]),
+        (encode_fact_key(FACTS[1]), encode_fact_value(FACTS[1])[:-1]),
+        (b'["birth","other"]', encode_fact_value(FACTS[1])),
+        (encode_fact_key(FACTS[2]), encode_fact_value(FACTS[1])),
+        (encode_fact_key(GIVEN), encode_fact_value(CLOSED)),
+        (b"{}", encode_fact_value(FACTS[1])),
+        (b"[" * 5_000, encode_fact_value(FACTS[1])),
+        (encode_fact_key(FACTS[1]), b"\x01" + b"\x91" * 5_000),
     ],
 )
 def test_what_is_damaged_is_said_so(key: bytes, value: bytes) -> None:
@@ -109,9 +124,9 @@ def test_a_large_contribution_fits_and_a_larger_one_is_refused_with_its_sizes() 
     spans = tuple(OffsetSpan("etl", f"topic-{n // 100}", T, n % 100, 10**9 + n, 2 * 10**9, 12) for n in range(10_000))
     keys = tuple(StagedKey(REGION_ID, 10**6, "worker-12", unit) for unit in range(100))
     large = replace(GIVEN, spans=spans, keys=keys, state=bytes(512 * 1024))
-    assert len(value_of(large)) < RECORD_BYTES_MAX
+    assert len(encode_fact_value(large)) < RECORD_BYTES_MAX
     with pytest.raises(InvalidInputError, match="1000000 of state, 10000 partitions, 100 staged units"):
-        value_of(replace(large, state=bytes(1_000_000)))
+        encode_fact_value(replace(large, state=bytes(1_000_000)))
 
 
 def _with_states(fact: Contribution | Manifest) -> Contribution | Manifest:
@@ -123,8 +138,8 @@ def _with_states(fact: Contribution | Manifest) -> Contribution | Manifest:
 @pytest.mark.parametrize("fact", [GIVEN, CLOSED], ids=["contribution", "manifest"])
 def test_states_are_decoded_as_they_were_and_without_them_rows_are_as_before(fact: Contribution | Manifest) -> None:
     with_states = _with_states(fact)
-    assert decode_fact(key_of(fact), value_of(with_states)) == with_states != fact
-    told = msgspec.msgpack.decode(value_of(fact)[1:])
+    assert decode_fact(encode_fact_key(fact), encode_fact_value(with_states)) == with_states != fact
+    told = msgspec.msgpack.decode(encode_fact_value(fact)[1:])
     rows = told["spans" if isinstance(fact, Contribution) else "positions"][0][3]
     assert all(len(row) == (4 if isinstance(fact, Contribution) else 3) for row in rows)
 
@@ -136,4 +151,4 @@ def test_manifest_of_ten_thousand_states_fits() -> None:
         )
         for n in range(10_000)
     )
-    assert len(value_of(replace(CLOSED, positions=at))) < RECORD_BYTES_MAX / 2
+    assert len(encode_fact_value(replace(CLOSED, positions=at))) < RECORD_BYTES_MAX / 2

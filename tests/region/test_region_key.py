@@ -13,7 +13,7 @@ from kohort import Admin, Broker
 from kohort.errors import InvalidInputError
 from kohort.region.region import Region
 from kohort.region.region_key import KEY_VARIABLE, RecordAuthor, RegionKey, existing_key, region_key
-from kohort.region.region_log import regions
+from kohort.region.region_log import read_regions
 from kohort.region.region_topic import TOPIC
 
 LONG = "x" * 32
@@ -75,7 +75,7 @@ def test_key_that_can_be_guessed_is_refused(state: Path) -> None:
 def test_reading_creates_no_key_and_no_topic(state: Path) -> None:
     with Broker() as broker:
         servers = broker.bootstrap_servers
-        assert regions(servers, {}) == {}
+        assert read_regions(servers, {}) == {}
         with Region("r", servers, serves=False) as region:
             assert not region.is_served() and region.state_of("m1") is None
         with Admin(servers) as admin:
@@ -122,7 +122,9 @@ def test_seal_is_of_one_record_one_producer_and_one_region() -> None:
     assert key.seal("r", AUTHOR, b"key", None) != key.seal("r", AUTHOR, b"key", b"")
     assert not other.verifies_seal("r", AUTHOR, b"key", b"value", seal)
     assert key.seal_names_this_key(seal) and not other.seal_names_this_key(seal) and key.name != other.name
-    assert len({key.token("r", 1), key.token("r", 2), key.token("q", 1), other.token("r", 1)}) == 4
+    assert (
+        len({key.term_secret("r", 1), key.term_secret("r", 2), key.term_secret("q", 1), other.term_secret("r", 1)}) == 4
+    )
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.1.2.3", "worker-1", "::"])

@@ -26,7 +26,13 @@ from kohort.region.messages import Identity
 from kohort.region.records import Contribution, Epoch, Initial, Manifest, OffsetSpan, Part, Position, Shown, Stopped
 from kohort.region.region_key import random_key
 from kohort.region.region_log import RegionLogView, RegionLogWriter
-from kohort.region.region_topic import TOPIC, client_id_of, is_member_client_id, partition_of, transactional_id_of
+from kohort.region.region_topic import (
+    TOPIC,
+    is_member_client_id,
+    member_client_id,
+    region_partition,
+    region_transactional_id,
+)
 from kohort.region.server import TermOverError, UnknownOutcomeError
 from tests.region.conftest import make_topic
 from tests.support.waiting import until
@@ -160,11 +166,11 @@ def members(request: pytest.FixtureRequest, servers: str, home: RegionLogView, n
 def test_what_is_saved_is_there_for_the_next_term(home: RegionLogView, name: str, closing: Closing) -> None:
     first, known = begin(home, closing)
     assert (known.term, known.sequence, known.epoch) == (1, 0, 0)
-    first.save([Epoch(name, 1, 1, 1, 0, "why", 7), Initial(name, name, name, TOPIC_ID, 2, 17)])
-    first.save([Stopped(name, "the cause", "m", "mend it", 7)])
+    first.save([EpochBegun(name, 1, 1, 1, 0, "why", 7), InitialOffset(name, name, name, TOPIC_ID, 2, 17)])
+    first.save([RegionStopped(name, "the cause", "m", "mend it", 7)])
     _, after = begin(home, closing)
     assert (after.term, after.region_id, after.epoch, after.floor) == (2, known.region_id, 1, 1)
-    assert after.initial == (Initial(name, name, name, TOPIC_ID, 2, 17),)
+    assert after.initial == (InitialOffset(name, name, name, TOPIC_ID, 2, 17),)
     assert after.stopped == "the cause"
     address = home.newest_address()
     assert address is not None and (address.term, address.port, address.pin) == (2, 7, PIN)
@@ -175,9 +181,9 @@ def test_the_next_term_knows_which_places_show_the_last_sequence(
 ) -> None:
     first, known = begin(home, closing)
     for sequence, place in ((1, "s:/a"), (1, "s:/b"), (2, "s:/b")):
-        if sequence not in home.saved().manifests:
+        if sequence not in home.read_saved_facts().manifests:
             commit_accepted(first, known, sequence, members, (members.first, "a"))
-        first.save([Shown(name, place, sequence, 7)])
+        first.save([PublishedCheckpoint(name, place, sequence, 7)])
     _, after = begin(home, closing)
     shown = {place for place, known in after.shown.items() if known.sequence == after.sequence}
     assert (after.sequence, shown) == (2, {"s:/b"}), "the other one showed the sequence before"
@@ -194,8 +200,8 @@ def test_who_was_replaced_can_write_nothing(
     with pytest.raises(TermOverError):
         commit(first, name, known, 1, ours)
     with pytest.raises(TermOverError):
-        first.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
-    assert home.saved().sequence == 0 and home.saved().epoch is None
+        first.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)])
+    assert home.read_saved_facts().sequence == 0 and home.read_saved_facts().epoch is None
     assert committed(servers, name) == {None}
 
 
@@ -244,9 +250,9 @@ def test_who_was_replaced_and_has_nothing_to_write_ends(
 ) -> None:
     monkeypatch.setattr(server, "LOOK_S", 0.2)
     first, second = (closing.add(LeaderElection(home, RegionConfig())) for _ in range(2))
-    replaced, plane = first.serve(), second.serve()
+    replaced, plane = first.become_control_plane(), second.become_control_plane()
     assert replaced.over.wait(60)
-    assert second.plane() is plane, "who is in office looks too, and stays"
+    assert second.running_control_plane() is plane, "who is in office looks too, and stays"
 
 
 def test_a_sequence_and_its_offsets_are_there_together(
@@ -256,7 +262,7 @@ def test_a_sequence_and_its_offsets_are_there_together(
     for sequence in (1, 2, 3):
         commit_accepted(pen, known, sequence, members, (members.first, "a"), (members.second, "b"))
     assert committed(servers, name) == {3}
-    saved = home.saved()
+    saved = home.read_saved_facts()
     assert sorted(saved.manifests) == sorted(saved.contributions) == [2, 3], "the last two are kept"
     _, after = begin(home, closing)
     assert after.sequence == 3 and after.expected == {"a", "b"}
@@ -276,7 +282,7 @@ def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
     members.first.close()
     refused = commit(pen, name, known, 1, gone)
     assert set(refused) == {"a"} and refused["a"].gone
-    assert home.saved().sequence == 0 and home.saved().contributions == {}
+    assert home.read_saved_facts().sequence == 0 and home.read_saved_facts().contributions == {}
     assert committed(servers, name) == {None}
 
 
@@ -303,7 +309,7 @@ def test_the_truth_of_a_lost_answer_is_settled(
     with pytest.raises(UnknownOutcomeError):
         commit(pen, name, known, 1)
     monkeypatch.undo()
-    assert pen.settle() == (1 if stands else 0)
+    assert pen.resolve_pending_commit() == (1 if stands else 0)
     assert commit(pen, name, known, 2 if stands else 1) == {}, "it goes on"
 
 
@@ -323,13 +329,13 @@ def test_an_end_that_comes_late_changes_nothing(
         patched.setattr(Producer, "close", lambda self, timeout_ms=None: None)
         with pytest.raises(UnknownOutcomeError):
             commit(pen, name, known, 1)
-        assert pen.settle() == 0
+        assert pen.resolve_pending_commit() == 0
     with pytest.raises(KafkaError):
         late[0].commit_transaction()
     late[0].close(timeout_ms=0)
-    assert home.saved().sequence == 0
+    assert home.read_saved_facts().sequence == 0
     assert commit(pen, name, known, 1) == {}
-    assert home.saved().sequence == 1
+    assert home.read_saved_facts().sequence == 1
 
 
 def test_a_sequence_larger_than_a_record(home: RegionLogView, name: str, closing: Closing) -> None:
@@ -363,7 +369,7 @@ def test_two_take_overs_at_once(home: RegionLogView, servers: str, name: str, cl
     writes = 0
     for pen, known in began:
         with contextlib.suppress(TermOverError):
-            pen.save([Epoch(name, known.term, known.term, 0, 0, "", 0)])
+            pen.save([EpochBegun(name, known.term, known.term, 0, 0, "", 0)])
             writes += 1
     assert writes <= 1
 
@@ -374,7 +380,7 @@ def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closi
 
     def claim(region: str) -> None:
         try:
-            homes[region].claim(name)
+            homes[region].claim_group(name)
         except InvalidInputError as error:
             refused[region] = str(error)
 
@@ -386,17 +392,17 @@ def test_the_first_claim_of_a_group_wins(servers: str, name: str, closing: Closi
     assert len(refused) == 3
     [winner] = set(homes) - set(refused)
     assert all(f"belongs to region {winner!r}" in text for text in refused.values())
-    homes[winner].claim(name)
+    homes[winner].claim_group(name)
     homes[winner].release_claims()
     [other, *_] = refused
-    homes[other].claim(name)
+    homes[other].claim_group(name)
 
 
 def test_what_can_not_be_read_is_passed_over_with_a_word(
     home: RegionLogView, servers: str, name: str, closing: Closing, caplog: pytest.LogCaptureFixture
 ) -> None:
     pen, known = begin(home, closing)
-    pen.save([Epoch(name, 1, 1, 1, 0, "why", 7)])
+    pen.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)])
     with Producer(servers) as producer:
         for key, value in ((b"[", b"x"), (b"[[]]", b"x"), (f'["epoch","{name}"]'.encode(), b"\x07later")):
             producer.send(TOPIC, value, key, partition=partition_of(name, 9)).result()
@@ -407,10 +413,12 @@ def test_what_can_not_be_read_is_passed_over_with_a_word(
 
 
 def test_regions_of_one_partition_do_not_mix(servers: str, name: str, closing: Closing) -> None:
-    same = [region for region in (f"{name}-{uuid4().hex[:6]}" for _ in range(200)) if partition_of(region, 9) == 3][:2]
+    same = [region for region in (f"{name}-{uuid4().hex[:6]}" for _ in range(200)) if region_partition(region, 9) == 3][
+        :2
+    ]
     pens = [begin(closing.add(RegionLogView(region, servers, {})), closing) for region in same]
     for number, (pen, _) in enumerate(pens):
-        pen.save([Epoch(same[number], 5 + number, 1, 0, 0, "", 0)])
+        pen.save([EpochBegun(same[number], 5 + number, 1, 0, 0, "", 0)])
     for number, region in enumerate(same):
         _, known = begin(closing.add(RegionLogView(region, servers, {})), closing)
         assert (known.region, known.epoch, known.term) == (region, 5 + number, 2)
@@ -421,9 +429,9 @@ def test_parts_are_distinguished_by_their_topics_id() -> None:
 
 
 def test_a_regions_clients_are_not_those_of_a_region_with_a_longer_name() -> None:
-    assert is_member_client_id("a", client_id_of("a", "b.m"))
-    assert not is_member_client_id("a", client_id_of("a.b", "m")) and not is_member_client_id(
-        "a.b", client_id_of("a", "b.m")
+    assert is_member_client_id("a", member_client_id("a", "b.m"))
+    assert not is_member_client_id("a", member_client_id("a.b", "m")) and not is_member_client_id(
+        "a.b", member_client_id("a", "b.m")
     )
 
 
@@ -444,7 +452,7 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: RegionLogView
     complete(pen, 1, "a", "b")
     for sequence in (2, 3, 4):
         complete(pen, sequence, "a", b=1)
-    assert {number: sorted(spans) for number, spans in home.saved().contributions.items()} == {
+    assert {number: sorted(spans) for number, spans in home.read_saved_facts().contributions.items()} == {
         1: ["b"],
         3: ["a"],
         4: ["a"],
@@ -453,8 +461,8 @@ def test_a_state_that_waits_is_kept_until_its_member_is_back(home: RegionLogView
     assert after.states == {"a": b"a4", "b": b"b1"} and after.waiting == {"b": 1}
     known = after
     complete(pen, 5, "a", "b")
-    assert sorted(home.saved().contributions) == [4, 5], "what waited is not needed any more"
-    assert home.saved().states() == {"a": b"a5", "b": b"b5"}
+    assert sorted(home.read_saved_facts().contributions) == [4, 5], "what waited is not needed any more"
+    assert home.read_saved_facts().application_states() == {"a": b"a5", "b": b"b5"}
 
 
 @pytest.mark.parametrize("action", ["fail", "close_after"])
@@ -472,9 +480,9 @@ def test_a_sequence_whose_end_is_answered_with_an_error_is_settled(
     if action == "fail":
         with pytest.raises(UnknownOutcomeError):
             commit(pen, name, known, 1)
-        assert pen.settle() == 0
+        assert pen.resolve_pending_commit() == 0
     assert commit(pen, name, known, 1) == {}
-    assert pen.settle() == 1
+    assert pen.resolve_pending_commit() == 1
 
 
 def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
@@ -487,7 +495,7 @@ def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
 
     def stands_still(self: Producer) -> None:
         with Admin(servers) as admin:
-            mine = transactional_id_of(name)
+            mine = region_transactional_id(name)
             until(
                 lambda: admin.describe_transactions([mine]).result(mine).state not in ("Ongoing", "PrepareAbort"),
                 "the transaction was ended by its timeout",
@@ -498,6 +506,6 @@ def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
         patched.setattr(Producer, "commit_transaction", stands_still)
         with pytest.raises((UnknownOutcomeError, TermOverError)):
             commit(pen, name, known, 1)
-    if pen.settle() == 0:
+    if pen.resolve_pending_commit() == 0:
         assert commit(pen, name, known, 1) == {}
-    assert home.saved().sequence == 1
+    assert home.read_saved_facts().sequence == 1

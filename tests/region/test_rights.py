@@ -30,7 +30,7 @@ def guarded() -> Iterator[ApacheKafka]:
     with kafka:
         make_topic(kafka.bootstrap_servers, "t")
         home = RegionLogView("any", kafka.bootstrap_servers, {})
-        home.partitions()
+        home.partition_count()
         home.close()
         yield kafka
 

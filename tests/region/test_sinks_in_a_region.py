@@ -71,8 +71,8 @@ def _ducklake(folder: Path) -> tuple[Sink, Callable[[], list[bytes]]]:
     def read() -> list[bytes]:
         try:
             with lake.transaction() as at:
-                there = "flights" in at.tables("air")
-                return [row[0] for row in at.ask("SELECT value FROM {lake}.air.flights")] if there else []
+                there = "flights" in at.table_uuids("air")
+                return [row[0] for row in at.query_rows("SELECT value FROM {lake}.air.flights")] if there else []
         except NoLakeError:
             return []
 

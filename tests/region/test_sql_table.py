@@ -443,13 +443,13 @@ def test_connection_is_closed_when_the_server_stays_in_a_transaction(
     url = f"{postgres.fresh()}%20-csynchronous_commit%3Doff"
     sink = SqlTable(url, "flights").bind("flights", REGION)
     said: list[str] = []
-    whole = sql_table._Cursor.run
+    whole = sql_table._Cursor.execute_template
 
     def run(self: Any, statement: str, *given: object) -> None:
         said.append(self.cursor.execute("SHOW synchronous_commit").fetchone()[0])
         whole(self, statement, *given)
 
-    monkeypatch.setattr(sql_table._Cursor, "run", run)
+    monkeypatch.setattr(sql_table._Cursor, "execute_template", run)
     sink.check(SCHEMA)
     assert set(said) == {"on"}
 
@@ -493,7 +493,7 @@ def test_connections_that_end_at_each_statement(postgres: Server, kind: str, mon
             for entry in (*runs.KEYS, *runs.NEXT, *runs.QUIET):
                 sink.stage(entry, rows_of(runs.STAGED.get(entry, [])))
             with monkeypatch.context() as patch, contextlib.suppress(RetriableError):
-                patch.setattr(sql_table._Cursor, "run", _ending(postgres, number))
+                patch.setattr(sql_table._Cursor, "execute_template", _ending(postgres, number))
                 act(sink)
             ended = _ENDED.pop() if _ENDED else False
             if act is runs.publish:
@@ -509,7 +509,7 @@ _ENDED: list[bool] = []
 
 
 def _ending(server: Server, at: int) -> Callable[..., None]:
-    whole, count = sql_table._Cursor.run, [0]
+    whole, count = sql_table._Cursor.execute_template, [0]
 
     def run(self: Any, statement: str, *given: object) -> None:
         count[0] += 1

@@ -97,7 +97,7 @@ def test_rows_whose_staging_failed_are_staged_under_another_key() -> None:
     """A store may still carry out the request that failed."""
     sink = _Lossy()
     stager = RowStager(sink, UUID(int=1), "m1")
-    stager.begin(1)
+    stager.begin_epoch(1)
     stager.add(pa.table({"value": [b"1"]}))
     with pytest.raises(OSError, match="lost"):
         stager.stage_rest()
@@ -168,10 +168,10 @@ def test_rows_of_many_small_tables_are_merged_until_they_are_staged() -> None:
     """A table takes 9 KB beside its rows, which a unit's size does not count."""
     sink = Collected()
     stager = RowStager(sink, REGION, "m1")
-    stager.begin(1)
+    stager.begin_epoch(1)
     for number in range(1_000):
         stager.add(pa.table({"value": [str(number)]}))
-        stager.settle()
+        stager.finish_table()
     for number in range(1_000, 1_100):  # of one table of records, which is abandoned
         stager.add(pa.table({"value": [str(number)]}))
     stager.drop_unfinished_table()
@@ -187,10 +187,10 @@ def test_tables_after_a_reset_are_merged_anew() -> None:
     stager = RowStager(sink, REGION, "m1")
     wanted = [str(number) for number in range(SMALL_TABLES + 1)]
     for epoch in (1, 2):
-        stager.begin(epoch)
+        stager.begin_epoch(epoch)
         for text in wanted[epoch - 1 :]:
             stager.add(pa.table({"value": [text]}))
-            stager.settle()
+            stager.finish_table()
     (key,) = stager.stage_rest()
     assert key.epoch == 2 and sink.staged[key].column("value").to_pylist() == wanted[1:]
 
@@ -207,10 +207,10 @@ numbers = pa.Array.from_buffers(pa.int64(), 1, [None, pa.py_buffer(bytes(8))])
 table = pa.Table.from_arrays([numbers, numbers.cast(pa.timestamp("us", "UTC"))], names=["offset", "timestamp"])
 stager = RowStager(sink, UUID(int=1), "m1")
 for epoch in (1, 2):
-    stager.begin(epoch)
+    stager.begin_epoch(epoch)
     stager.add(table)
     sink.publish(2 * epoch - 1, stager.stage_rest())
-    stager.begin(epoch)
+    stager.begin_epoch(epoch)
     sink.publish(2 * epoch, stager.stage_rest())
 print("pandas" in sys.modules, sink.published())
 """

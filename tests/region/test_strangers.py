@@ -18,13 +18,13 @@ from kohort import Consumer, Producer, TopicPartition
 from kohort.errors import InvalidInputError, TimedOutError
 from kohort.io.channel import authenticate_listener
 from kohort.region import ParquetFolder, leader_election, messages, server
-from kohort.region.message_codec import decode_order, encode
-from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Birth, Claim, Epoch, Fact, Manifest, Stopped, Term
+from kohort.region.message_codec import decode_order, encode_message
+from kohort.region.record_codec import encode_fact_key, encode_fact_value
+from kohort.region.records import EpochBegun, Fact, GroupClaim, Manifest, RegionCreated, RegionStopped, TermBegun
 from kohort.region.region import Region
 from kohort.region.region_key import RegionKey, region_key
-from kohort.region.region_log import RegionLogView, regions
-from kohort.region.region_topic import CLAIMS, TOPIC, partition_of, transactional_id_of
+from kohort.region.region_log import RegionLogView, read_regions
+from kohort.region.region_topic import CLAIMS, TOPIC, region_partition, region_transactional_id
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_region import all_once
 from tests.support.waiting import until
@@ -35,17 +35,17 @@ OTHER_KEY = "another key, of forty characters or more"
 def stranger_facts(name: str, region_id: UUID, port: int) -> list[Fact]:
     """Return facts that would take the region over, stop it, and lose its rows."""
     return [
-        Term(name, 1_000, "127.0.0.1", port, b"", 0),
-        Epoch(name, 10**6, 1_000, 10**6, 0, "a stranger", 0),
+        TermBegun(name, 1_000, "127.0.0.1", port, b"", 0),
+        EpochBegun(name, 10**6, 1_000, 10**6, 0, "a stranger", 0),
         Manifest(name, region_id, 10**6, 1_000, 0, 0, (), (), (), empties=True, places=("s",)),
-        Stopped(name, "a stranger", "m", "nothing", 0),
-        Birth(name, UUID(int=66), 0),
+        RegionStopped(name, "a stranger", "m", "nothing", 0),
+        RegionCreated(name, UUID(int=66), 0),
     ]
 
 
 def records_of(servers: str, name: str) -> list[Any]:
     """All that a reader of the topic sees of a region's partition."""
-    where = TopicPartition(TOPIC, partition_of(name, 9))
+    where = TopicPartition(TOPIC, region_partition(name, 9))
     with Consumer(servers, auto_offset_reset="earliest") as consumer:
         consumer.assign([where])
         end = consumer.end_offsets([where])[where]
@@ -58,8 +58,12 @@ def records_of(servers: str, name: str) -> list[Any]:
 def write_plainly(servers: str, name: str, facts: list[Fact], **settings: Any) -> None:
     with Producer(servers, **settings) as producer:
         for fact in facts:
-            producer.send(TOPIC, value_of(fact), key_of(fact), partition=partition_of(name, 9)).result()
-            producer.send(TOPIC, None, f'["manifest","{name}",1]'.encode(), partition=partition_of(name, 9)).result()
+            producer.send(
+                TOPIC, encode_fact_value(fact), encode_fact_key(fact), partition=region_partition(name, 9)
+            ).result()
+            producer.send(
+                TOPIC, None, f'["manifest","{name}",1]'.encode(), partition=region_partition(name, 9)
+            ).result()
 
 
 def write_in_a_transaction(
@@ -72,7 +76,13 @@ def write_in_a_transaction(
         producer.begin_transaction()
         for number, fact in enumerate(facts):
             headers = seals[number % len(seals)] if seals and number % 2 else ()
-            producer.send(TOPIC, value_of(fact), key_of(fact), partition=partition_of(name, 9), headers=headers)
+            producer.send(
+                TOPIC,
+                encode_fact_value(fact),
+                encode_fact_key(fact),
+                partition=region_partition(name, 9),
+                headers=headers,
+            )
         producer.commit_transaction()
 
 
@@ -88,7 +98,7 @@ WRITERS: dict[str, Callable[[str, str, list[Fact]], None]] = {
 def _write_nested(servers: str, name: str) -> None:
     """Keys and values nested deeper than Python's decoders go: each error of theirs is another than for bad syntax."""
     with Producer(servers, enable_idempotence=False) as producer:
-        for where in (partition_of(name, 9), CLAIMS):
+        for where in (region_partition(name, 9), CLAIMS):
             producer.send(TOPIC, b"v", b"[" * 5_000, partition=where).result()
             producer.send(TOPIC, b"\x01" + b"\x91" * 5_000, f'["term","{name}"]'.encode(), partition=where).result()
 
@@ -99,7 +109,7 @@ def _copy_all(servers: str, name: str) -> None:
         producer.init_transactions()
         producer.begin_transaction()
         for record in records_of(servers, name):
-            where = partition_of(name, 9)
+            where = region_partition(name, 9)
             producer.send(TOPIC, record.value, record.key, partition=where, headers=list(record.headers))
         producer.commit_transaction()
 
@@ -116,12 +126,12 @@ def test_records_of_a_stranger_are_no_facts(
     sink = Collected()
     worker = Worker(region, "m1", sink, name)
     until(lambda: all_once(sink, range(40)), "all is published")
-    before = region._home.saved()
+    before = region._home.read_saved_facts()
     assert before.birth is not None and before.term is not None
     with socket.create_server(("127.0.0.1", 0)) as port, caplog.at_level(logging.WARNING, "kohort.region"):
         port.settimeout(0.1)
         WRITERS[kind](servers, name, stranger_facts(name, before.birth.region_id, port.getsockname()[1]))
-        saved = region._home.saved()
+        saved = region._home.read_saved_facts()
         assert (saved.birth, saved.term, saved.epoch) == (before.birth, before.term, before.epoch)
         assert saved.stopped is None and saved.sequence < 10**6
         assert any("ignored the record" in record.message for record in caplog.records)
@@ -158,7 +168,7 @@ def test_topic_has_no_secret_and_its_reader_gets_no_connection(
     )
     assert address.token not in said and secret.secret not in said and said
     guesses = [said[at : at + 32] for at in range(0, len(said) - 32, 97)][:40]
-    guesses += [bytes(32), RegionKey(b"", "").token(name, address.term)]
+    guesses += [bytes(32), RegionKey(b"", "").term_secret(name, address.term)]
     for guess in guesses:
         with socket.create_connection((address.host, address.port), 60) as sock, pytest.raises(OSError):  # noqa: PT011
             authenticate_listener(sock, guess)
@@ -178,13 +188,15 @@ def test_request_that_deletes_rows_is_declined_unless_it_says_which(
     place = ParquetFolder(tmp_path / "out").place
     for confirms in (
         None,
-        messages.Emptying(UUID(int=1), (place,)),
-        messages.Emptying(region.describe().region_id, ()),
+        messages.EmptySinksConfirmation(UUID(int=1), (place,)),
+        messages.EmptySinksConfirmation(region.describe().region_id, ()),
     ):
         link = region.connect_to_control_plane()
-        link.send(encode(messages.AskReset("a stranger", forced=True, initial=True, confirms=confirms)))
-        answers = (decode_order(body) for body in link.bodies(10))
-        declined = next(answer for answer in answers if isinstance(answer, messages.Declined))
+        link.send(
+            encode_message(messages.RegionResetRequest("a stranger", forced=True, initial=True, confirms=confirms))
+        )
+        answers = (decode_order(body) for body in link.receive_bodies(10))
+        declined = next(answer for answer in answers if isinstance(answer, messages.ResetDeclined))
         assert "the request" in declined.why
         link.close()
     assert files and all(file.exists() for file in files)
@@ -272,23 +284,23 @@ def test_process_with_another_key_is_refused_and_says_which(
         home.close()
     assert second.serve().term == 2
     with pytest.raises(InvalidInputError, match="sealed with another key"):
-        RegionLogView(name, servers, {}).saved()
+        RegionLogView(name, servers, {}).read_saved_facts()
 
 
 def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str, name: str) -> None:
     """A region that began anew beside it would have read everything again."""
     home = RegionLogView(name, servers, {})
     try:
-        home.partitions()
-        facts: list[Fact] = [Birth(name, UUID(int=5), 0), Term(name, 3, "127.0.0.1", 1, b"", 0)]
-        write_in_a_transaction(servers, name, facts, transactional_id_of(name), copies=False)
-        for use in (home.saved, home.newest_address, lambda: home.take_over("127.0.0.1", 1)):
+        home.partition_count()
+        facts: list[Fact] = [RegionCreated(name, UUID(int=5), 0), TermBegun(name, 3, "127.0.0.1", 1, b"", 0)]
+        write_in_a_transaction(servers, name, facts, region_transactional_id(name), copies=False)
+        for use in (home.read_saved_facts, home.newest_address, lambda: home.take_over("127.0.0.1", 1)):
             with pytest.raises(InvalidInputError, match="earlier release.*kohort region delete"):
                 use()
-        saved, groups = regions(servers, {})[name]
+        saved, groups = read_regions(servers, {})[name]
         assert "has no seal" in saved.ignored_because and saved.birth is None and not groups
         home.delete()
-        assert home.saved().birth is None
+        assert home.read_saved_facts().birth is None
         _, known = home.take_over("127.0.0.1", 1)
         assert known.term == 1
     finally:
@@ -298,7 +310,7 @@ def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str,
 def test_plain_records_of_a_region_that_is_not_there_yet_keep_nobody_from_it(own_servers: str, name: str) -> None:
     home = RegionLogView(name, own_servers, {})
     try:
-        home.partitions()
+        home.partition_count()
         write_plainly(own_servers, name, stranger_facts(name, UUID(int=5), 1))
         log, known = home.take_over("127.0.0.1", 1)
         log.close()
@@ -311,20 +323,20 @@ def test_claims_of_strangers_do_not_count_for_this_region(servers: str, name: st
     mine, other = RegionLogView(name, servers, {}), RegionLogView(f"{name}.other", servers, {})
     keyed = RegionLogView(f"{name}.keyed", servers, {}, region_key(OTHER_KEY))
     try:
-        mine.partitions()
-        plain = Claim("g-" + name, f"{name}.stranger", "", 0)
+        mine.partition_count()
+        plain = GroupClaim("g-" + name, f"{name}.stranger", "", 0)
         with Producer(servers) as producer:
-            producer.send(TOPIC, value_of(plain), key_of(plain), partition=CLAIMS).result()
-        mine.claim("g-" + name)
+            producer.send(TOPIC, encode_fact_value(plain), encode_fact_key(plain), partition=CLAIMS).result()
+        mine.claim_group("g-" + name)
         with Producer(servers) as producer:
-            producer.send(TOPIC, None, key_of(Claim("g-" + name, name, "", 0)), partition=CLAIMS).result()
+            producer.send(TOPIC, None, encode_fact_key(GroupClaim("g-" + name, name, "", 0)), partition=CLAIMS).result()
         for refused in (other, keyed):  # also one that can't check the seal
             with pytest.raises(InvalidInputError, match=f"belongs to region {name!r}"):
-                refused.claim("g-" + name)
+                refused.claim_group("g-" + name)
         mine.release_claims()
-        keyed.claim("g-" + name)
+        keyed.claim_group("g-" + name)
         with pytest.raises(InvalidInputError, match="keyed"):
-            other.claim("g-" + name)
+            other.claim_group("g-" + name)
     finally:
         for home in (mine, other, keyed):
             home.close()
@@ -340,13 +352,13 @@ def test_delete_after_the_key_was_lost_frees_the_groups(own_servers: str, name: 
         log.close()
         groups = [f"{name}.{number}" for number in range(2)]
         for group in groups:
-            lost.claim(group)
+            lost.claim_group(group)
         if resealed:
             found.reseal()
         found.delete()
-        assert name not in regions(own_servers, {}, region_key(OTHER_KEY))
+        assert name not in read_regions(own_servers, {}, region_key(OTHER_KEY))
         for other, group in zip(others, groups, strict=True):
-            other.claim(group)
+            other.claim_group(group)
     finally:
         for home in (lost, found, *others):
             home.close()

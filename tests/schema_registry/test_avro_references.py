@@ -79,7 +79,7 @@ def test_spark_reads_values_of_a_schema_with_references(embedded: EmbeddedSchema
         decoder = AvroDecoder(kind, part, None, embedded.url)
         parts = decoder.decode(pa.array([data, None], pa.binary()))
         assert parts.reasons == {}, reader
-        assert parts.joined().to_pylist() == [{"id": 7, "origin": {"name": "Köln"}}, None]
+        assert parts.to_array().to_pylist() == [{"id": 7, "origin": {"name": "Köln"}}, None]
     assert json.loads(schema)["fields"][1]["type"][1]["name"] == "shop.Address"
 
 

@@ -69,7 +69,7 @@ CASES: list[tuple[Any, Any, Any, str]] = [
 
 @pytest.mark.parametrize(("reader", "writer", "value", "reason"), CASES)
 def test_resolution_is_avros(reader: Any, writer: Any, value: Any, reason: str) -> None:
-    found = unreadable(json.dumps(reader), json.dumps(writer))
+    found = read_incompatibilities(json.dumps(reader), json.dumps(writer))
     stream = io.BytesIO()
     fastavro.schemaless_writer(stream, fastavro.parse_schema(writer), value)
     stream.seek(0)

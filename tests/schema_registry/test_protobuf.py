@@ -19,7 +19,7 @@ from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.protobuf_schemas import (
     IMPORTS_MAX,
     ProtobufSchema,
-    compiled,
+    compile_protobuf,
     encode_indexes,
     read_indexes,
 )
@@ -83,7 +83,7 @@ PREFIX = b"\0\0\0\0\1"
 
 @pytest.fixture(scope="module")
 def order() -> ProtobufSchema:
-    return compiled(ORDER, (), "the schema 1")
+    return compile_protobuf(ORDER, (), "the schema 1")
 
 
 @pytest.fixture
@@ -112,7 +112,7 @@ def test_value_goes_through_its_schema_and_back(embedded: EmbeddedSchemaRegistry
 
 
 def test_defaults_and_required_fields_of_proto2() -> None:
-    schema = compiled(
+    schema = compile_protobuf(
         'syntax = "proto2"; enum E { A = 1; B = 2; } message M { required int32 id = 1; optional E e = 2 [default = B];'
         " optional group G = 3 { optional string s = 1 [default = 'x']; } extensions 100 to 200; }"
         " extend M { optional int32 more = 100; }",
@@ -129,7 +129,7 @@ def test_defaults_and_required_fields_of_proto2() -> None:
 
 
 def test_default_that_is_no_text_is_refused() -> None:
-    schema = compiled(
+    schema = compile_protobuf(
         r'message M { optional string s = 1 [default = "\xff"]; optional int32 i = 2; }', (), "the schema 1"
     )
     with pytest.raises(CorruptDataError, match="the message M of the schema 1 can't be read"):
@@ -137,13 +137,13 @@ def test_default_that_is_no_text_is_refused() -> None:
 
 
 def test_descriptor_of_a_map_without_values_is_refused() -> None:
-    schema = compiled('syntax = "proto3"; message M { map<string, int32> m = 1; }', (), "the schema 1")
+    schema = compile_protobuf('syntax = "proto3"; message M { map<string, int32> m = 1; }', (), "the schema 1")
     files = descriptor_pb2.FileDescriptorSet.FromString(schema.set.SerializeToString())
     files.file[0].message_type[0].nested_type[0].field[1].name = "other"
     with pytest.raises(InvalidInputError, match="no key and value"):
         ProtobufSchema(files, "it")
     with pytest.raises(InvalidInputError, match="protoc refuses the schema"):
-        compiled(base64.b64encode(files.file[0].SerializeToString()).decode(), (), "the schema")
+        compile_protobuf(base64.b64encode(files.file[0].SerializeToString()).decode(), (), "the schema")
 
 
 @pytest.mark.parametrize("field", ["name", "package", "dependency"])
@@ -203,7 +203,7 @@ def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, n
     """Protobuf would write bytes that the registered schema reads otherwise or not at all."""
     assert old in ORDER
     name = "Receipt" if "number" in old else "Order"
-    other = GetMessageClass(compiled(ORDER.replace(old, new), (), "it").message_named(name))()
+    other = GetMessageClass(compile_protobuf(ORDER.replace(old, new), (), "it").message_named(name))()
     write = protobuf_writer(order, 1, name)
     with pytest.raises(InvalidInputError, match=f"another version of .*{differs}"):
         write(other)
@@ -221,8 +221,8 @@ def test_object_of_another_version_is_refused(order: ProtobufSchema, old: str, n
 def test_object_that_proto2_reads_otherwise_is_refused(ours: str, theirs: str) -> None:
     """Unset, it has no value that the schema demands, or another default; or a number that a closed enum drops."""
     syntax = "proto3" if "open" in theirs else "proto2"
-    schema = compiled(f'syntax = "proto2"; message M {{ {ours} }}', (), "it")
-    other = compiled(f'syntax = "{syntax}"; message M {{\n{theirs}\n}}', (), "it")
+    schema = compile_protobuf(f'syntax = "proto2"; message M {{ {ours} }}', (), "it")
+    other = compile_protobuf(f'syntax = "{syntax}"; message M {{\n{theirs}\n}}', (), "it")
     with pytest.raises(InvalidInputError, match="another version of M: the field a"):
         protobuf_writer(schema, 1)(GetMessageClass(other.message_named(None))())
 
@@ -231,7 +231,7 @@ def test_object_of_the_same_text_is_written(order: ProtobufSchema) -> None:
     """A generated class is of another pool, and has other comments and options."""
     text = ORDER.replace("package shop;", 'package shop; option java_package = "x"; // says nothing')
     for name in ("Order", "Receipt"):
-        other = GetMessageClass(compiled(text, (), "it").message_named(name))()
+        other = GetMessageClass(compile_protobuf(text, (), "it").message_named(name))()
         assert protobuf_writer(order, 1, name)(other) == protobuf_writer(order, 1, name)({})
 
 
@@ -295,7 +295,7 @@ def test_damaged_value_is_refused(order: ProtobufSchema, data: bytes, reason: st
 
 def test_messages_of_many_fields_within_others_have_a_lower_bound() -> None:
     fields = " ".join(f"int32 f{number} = {number};" for number in range(1, 101))
-    schema = compiled(
+    schema = compile_protobuf(
         f'syntax = "proto3"; message A {{ repeated B b = 1; }} message B {{ {fields} }}', (), "the schema 1"
     )
     read = protobuf_reader(schema, 1 << 20)
@@ -314,7 +314,7 @@ def test_indexes_are_zigzag_varints() -> None:
 
 def test_message_that_clients_count_differently_is_refused() -> None:
     """Clients in Python count the message that a map makes, those in Java do not."""
-    schema = compiled(
+    schema = compile_protobuf(
         'syntax = "proto3"; message A { map<string, int32> m = 1; message X { int32 x = 1; }'
         " message Y { int32 y = 1; } }",
         (),
@@ -358,7 +358,7 @@ DEEP = "message A { " * 100 + "}" * 100
 )  # fmt: skip
 def test_hostile_schema_is_refused(text: str, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        compiled(text, (), "the schema 1")
+        compile_protobuf(text, (), "the schema 1")
 
 
 A = 'syntax = "proto3"; package p; message A { int32 a = 1; }'
@@ -385,18 +385,18 @@ USES_A = 'syntax = "proto3"; package p; import "x/a.proto"; message U { A a = 1;
 )
 def test_hostile_imports_are_refused(imports: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        compiled(USES_A, imports, "the schema 1")
+        compile_protobuf(USES_A, imports, "the schema 1")
 
 
 def test_well_known_types_are_protobufs_own() -> None:
     """A registry's file of that name is not used."""
     other = 'syntax = "proto3"; package google.protobuf; message Timestamp { string seconds = 1; }'
     text = 'syntax = "proto3"; import "google/protobuf/timestamp.proto"; message A { google.protobuf.Timestamp t = 1; }'
-    schema = compiled(text, (("google/protobuf/timestamp.proto", other),), "the schema 1")
+    schema = compile_protobuf(text, (("google/protobuf/timestamp.proto", other),), "the schema 1")
     assert protobuf_reader(schema, 1 << 20)(PREFIX + b"\0\x0a\2\x08\1") == {
         "t": datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
     }
-    own = compiled(other, (), "the schema 1")
+    own = compile_protobuf(other, (), "the schema 1")
     assert protobuf_reader(own, 1 << 20)(PREFIX + b"\0\x0a\1x") == {"seconds": "x"}
 
 
@@ -512,7 +512,7 @@ def value_context(topic: str) -> Any:
 def test_confluents_client_reads_what_is_written(embedded: EmbeddedSchemaRegistry, name: str) -> None:
     from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer
 
-    made = message_class(compiled(PLAIN, (), "the schema"), name)
+    made = message_class(compile_protobuf(PLAIN, (), "the schema"), name)
     write = SchemaRegistry(embedded.url).serializer("t-value", PLAIN, kind="PROTOBUF", message=name)
     with confluent(embedded.url) as client:
         found = ProtobufDeserializer(made, {}, client)(write(VALUES[name]), value_context("t"))
@@ -524,7 +524,7 @@ def test_confluents_client_reads_what_is_written(embedded: EmbeddedSchemaRegistr
 def test_what_confluents_client_writes_is_read(embedded: EmbeddedSchemaRegistry, name: str) -> None:
     from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 
-    schema = compiled(PLAIN, (), "the schema")
+    schema = compile_protobuf(PLAIN, (), "the schema")
     made = message_class(schema, name)
     body = protobuf_writer(schema, 1, name)(VALUES[name])
     message = made.FromString(body[read_indexes(body)[1] :])
@@ -541,7 +541,7 @@ def test_references_of_confluents_client_are_read(embedded: EmbeddedSchemaRegist
     """Confluent's client registers each file that is imported under the file's name, as descriptors."""
     from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, ProtobufSerializer
 
-    made = message_class(compiled(USES_A, (("x/a.proto", A),), "the schema"), "U")
+    made = message_class(compile_protobuf(USES_A, (("x/a.proto", A),), "the schema"), "U")
     registry = SchemaRegistry(embedded.url)
     with confluent(embedded.url) as client:
         data = ProtobufSerializer(made, client)(made(a={"a": 7}), value_context("t"))
@@ -556,9 +556,9 @@ def test_descriptor_in_base64_is_a_schema() -> None:
     message = file.message_type.add(name="U")
     message.field.add(name="a", number=1, type=11, label=1, type_name=".p.A")
     text = base64.b64encode(file.SerializeToString()).decode()
-    schema = compiled(text, (("x/a.proto", A),), "the schema")
+    schema = compile_protobuf(text, (("x/a.proto", A),), "the schema")
     assert protobuf_reader(schema, 1 << 20)(PREFIX + b"\0\x0a\2\x08\7") == {"a": {"a": 7}}
-    assert schema.identity() == compiled(USES_A, (("x/a.proto", A),), "the schema").identity()
+    assert schema.identity_text() == compile_protobuf(USES_A, (("x/a.proto", A),), "the schema").identity_text()
     assert (
         ProtobufSchema.from_descriptor_set(schema.descriptor_set_text(), "it").message_named("p.U").full_name == "p.U"
     )

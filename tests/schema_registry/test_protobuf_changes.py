@@ -14,7 +14,7 @@ from kohort import SchemaReference, SchemaRegistry
 from kohort.errors import InvalidInputError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.protobuf_changes import protobuf_incompatibilities, reading_differences
-from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compile_protobuf
 
 M = "int32 id = 1; string name = 2;"
 NESTED = "message N { int32 x = 1; } N n = 1;"
@@ -57,7 +57,7 @@ CASES: list[tuple[str, str, str]] = [
 
 
 def proto3(fields: str, package: str = "") -> ProtobufSchema:
-    return compiled(f'syntax = "proto3"; {package} message M {{ {fields} }}', (), "the schema")
+    return compile_protobuf(f'syntax = "proto3"; {package} message M {{ {fields} }}', (), "the schema")
 
 
 @pytest.mark.parametrize(("old", "new", "reason"), CASES)
@@ -73,7 +73,7 @@ def test_levels_choose_the_versions_and_the_direction() -> None:
     first, second, third = proto3("string a = 1;"), proto3("int32 b = 2;"), proto3("int32 a = 1;")
     assert not protobuf_incompatibilities("BACKWARD", third, [first, second])
     assert protobuf_incompatibilities("BACKWARD_TRANSITIVE", third, [first, second])
-    two = compiled('syntax = "proto3"; message M { int32 b = 2; } message N {}', (), "the schema")
+    two = compile_protobuf('syntax = "proto3"; message M { int32 b = 2; } message N {}', (), "the schema")
     assert not protobuf_incompatibilities("BACKWARD", two, [second])
     for level in ("FORWARD", "FULL", "FULL_TRANSITIVE"):
         assert protobuf_incompatibilities(level, two, [second]) == ["the message N was removed"], level
@@ -91,7 +91,7 @@ def test_levels_choose_the_versions_and_the_direction() -> None:
     ],
 )
 def test_required_fields(old: str, new: str, reason: str) -> None:
-    first, second = (compiled(f"message M {{ {fields} }}", (), "the schema") for fields in (old, new))
+    first, second = (compile_protobuf(f"message M {{ {fields} }}", (), "the schema") for fields in (old, new))
     found = "; ".join(protobuf_incompatibilities("BACKWARD", second, [first]))
     assert (reason in found) if reason else not found, found
 
@@ -170,7 +170,7 @@ def test_changes_that_keep_types_may_lose_values(written: str, read: str, reason
     ],
 )  # fmt: skip
 def test_syntaxes_read_each_other_where_nothing_is_lost(written: str, read: str, reason: str) -> None:
-    schemas = [compiled(text, (), "the schema") for text in (written, read)]
+    schemas = [compile_protobuf(text, (), "the schema") for text in (written, read)]
     found = list(reading_differences(*(schema.message_named("M") for schema in schemas)))
     assert (reason in "; ".join(found)) if reason else not found, found
 
@@ -226,7 +226,7 @@ def test_references_are_kept_and_shown(registry: EmbeddedSchemaRegistry, tmp_pat
         assert (status, answer) == (200, {"schema": uses, "schemaType": "PROTOBUF", "references": shown})
         status, answer = ask(again, "GET", "/subjects/uses/versions/1?format=serialized")
         assert (status, answer["references"]) == (200, shown)
-        assert compiled(answer["schema"], (("a.proto", base),), "it").message_named("p.U").full_name == "p.U"
+        assert compile_protobuf(answer["schema"], (("a.proto", base),), "it").message_named("p.U").full_name == "p.U"
         assert ask(again, "GET", "/subjects/base/versions/1/referencedby") == (200, [number])
         assert ask(again, "GET", "/subjects/base/versions/9/referencedby")[0] == 404
         body = {"schema": '"int"', "references": shown}

@@ -21,7 +21,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.schema_registry import protobuf_schemas, protobuf_values, registry
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.prefix import UnusableSchemaError
-from kohort.schema_registry.protobuf_schemas import _BASE64, ProtobufSchema, compiled, encode_indexes
+from kohort.schema_registry.protobuf_schemas import _BASE64, ProtobufSchema, compile_protobuf, encode_indexes
 from kohort.schema_registry.protobuf_values import MessageReaders, protobuf_reader, protobuf_writer
 from tests.schema_registry.raw_registry import http_answer, raw_registry
 
@@ -36,7 +36,7 @@ def embedded() -> Iterator[EmbeddedSchemaRegistry]:
 
 
 def reader_of(text: str) -> Any:
-    return protobuf_reader(compiled(text, (), "the schema 1"), 1 << 22)
+    return protobuf_reader(compile_protobuf(text, (), "the schema 1"), 1 << 22)
 
 
 # -- Faults of the machine
@@ -123,7 +123,7 @@ def test_schema_that_ends_protoc_is_unusable(end: str, monkeypatch: pytest.Monke
         f"os.kill(os.getpid(), signal.{end})",
     )
     with pytest.raises(UnusableSchemaError, match="protoc can't process the schema 1"):
-        compiled(A, (), "the schema 1")
+        compile_protobuf(A, (), "the schema 1")
 
 
 def test_protoc_has_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,12 +131,12 @@ def test_protoc_has_limits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = 'syntax = "proto3"; message M { reserved ' + ",".join(str(2 * at + 1) for at in range(60_000)) + "; }"
     monkeypatch.setattr(protobuf_schemas, "PROTOC_CPU_S", 1)
     with pytest.raises(UnusableSchemaError, match="s of CPU"):
-        compiled(wide, (), "the schema 1")
+        compile_protobuf(wide, (), "the schema 1")
     monkeypatch.undo()
     monkeypatch.setattr(protobuf_schemas, "SET_BYTES_MAX", 100)
+    fields = " ".join(f"int32 f{at} = {at + 1};" for at in range(99))
     with pytest.raises(UnusableSchemaError, match="makes more than 100 bytes"):
-        compiled('syntax = "proto3"; message M {' + " ".join(f"int32 f{at} = {at + 1};" for at in range(99)) + "}",
-                 (), "the schema 1")  # fmt: skip
+        compile_protobuf(f'syntax = "proto3"; message M {{{fields}}}', (), "the schema 1")
 
 
 # -- Hostile schemas
@@ -167,7 +167,7 @@ LONG = "L" * 1001
 def test_long_name_is_refused_before_protoc(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nothing/python")
     with pytest.raises(UnusableSchemaError, match="a name of more than 1000 characters"):
-        compiled(text, (), "the schema 1")
+        compile_protobuf(text, (), "the schema 1")
 
 
 def test_names_that_multiply_are_refused() -> None:
@@ -175,17 +175,17 @@ def test_names_that_multiply_are_refused() -> None:
     outer = "".join(f"message {'L' * 1000} {{" for _ in range(20))
     fields = "".join(f"bool a{number} = {number + 1};" for number in range(300))
     with pytest.raises(UnusableSchemaError, match="full names of more than 4194304 characters"):
-        compiled(f'syntax = "proto3"; {outer} {fields} {"}" * 20}', (), "the schema 1")
+        compile_protobuf(f'syntax = "proto3"; {outer} {fields} {"}" * 20}', (), "the schema 1")
     methods = "".join(f"rpc a{number} (M) returns (M);" for number in range(10_000))
     with pytest.raises(UnusableSchemaError, match="more than 10000 messages, fields, methods"):
-        compiled(f'syntax = "proto3"; message M {{}} service S {{ {methods} }}', (), "the schema 1")
+        compile_protobuf(f'syntax = "proto3"; message M {{}} service S {{ {methods} }}', (), "the schema 1")
     file = descriptor_pb2.FileDescriptorProto(name="a", message_type=[descriptor_pb2.DescriptorProto(name=LONG)])
     with pytest.raises(UnusableSchemaError, match="a name of more than 1000 characters"):
         ProtobufSchema(descriptor_pb2.FileDescriptorSet(file=[file]), "it")
 
 
 def test_index_that_names_no_message_costs_no_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    schema = compiled(
+    schema = compile_protobuf(
         'syntax = "proto3"; message A { message B {} message C {} map<int32, B> m = 1; }', (), "the schema 1"
     )
     read = protobuf_reader(schema, 1 << 22)
@@ -203,12 +203,12 @@ def test_group_counts_as_an_index_for_some_clients_only() -> None:
         'syntax = "proto2"; message M { optional group G = 1 { optional int32 x = 1; }'
         " message N { optional int32 y = 1; } }"
     )
-    schema = compiled(text, (), "the schema 1")
+    schema = compile_protobuf(text, (), "the schema 1")
     with pytest.raises(CorruptDataError, match=r"\[0, 0\] are M.G for clients in Python and M.N for those in Java"):
         schema.message_at((0, 0))
     with pytest.raises(InvalidInputError, match="first level"):
         protobuf_writer(schema, 1, "M.N")
-    delimited = compiled(
+    delimited = compile_protobuf(
         'edition = "2023"; message M { N n = 1 [features.message_encoding = DELIMITED]; message N { int32 y = 1; } }',
         (),
         "the schema 1",
@@ -239,7 +239,7 @@ def test_chain_of_messages_is_read() -> None:
     text = f'syntax = "proto3"; {messages} message A{count} {{ int32 v = 2; }}'
     read = reader_of(text)
     assert read(PREFIX + b"\0\x0a\2\x10\5") == {"f": {"f": None, "v": 5}, "v": 0}
-    assert protobuf_writer(compiled(text, (), "the schema"), 1)({"f": {"v": 5}}) == PREFIX + b"\0\x0a\2\x10\5"
+    assert protobuf_writer(compile_protobuf(text, (), "the schema"), 1)({"f": {"v": 5}}) == PREFIX + b"\0\x0a\2\x10\5"
 
 
 class _PausedReaders(MessageReaders):
@@ -257,7 +257,7 @@ class _PausedReaders(MessageReaders):
 
 
 def test_threads_share_no_half_made_reader() -> None:
-    schema = compiled('syntax = "proto3"; message M { int32 a = 1; int32 b = 2; }', (), "the schema 1")
+    schema = compile_protobuf('syntax = "proto3"; message M { int32 a = 1; int32 b = 2; }', (), "the schema 1")
     message, readers, found = schema.message_named("M"), _PausedReaders(), []
 
     def take() -> None:
@@ -298,7 +298,7 @@ def test_messages_alone_count_towards_the_budget(monkeypatch: pytest.MonkeyPatch
         f" map<int32, N> m = 3; repeated google.protobuf.Duration d = 4; repeated W w = 5; }} message N {{}}"
         f" enum E {{ Z = 0; }} message W {{ {wide} }}"
     )
-    read = protobuf_reader(compiled(text, (), "the schema 1"), 1 << 28)
+    read = protobuf_reader(compile_protobuf(text, (), "the schema 1"), 1 << 28)
     assert len(read(PREFIX + b"\0" + b"\x0a\0" * (4_999))["n"]) == 4_999
     assert len(read(PREFIX + b"\0" + b"\x10\0" * (5_001))["e"]) == 5_001
     for body in (b"\x0a\0" * 5_000, b"\x22\0" * 5_000, b"\x2a\0" * 100):
@@ -314,7 +314,7 @@ def test_two_members_of_a_oneof_are_not_written() -> None:
         'syntax = "proto3"; message M { oneof o { string a = 1; string b = 2; M m = 3; } optional int32 x = 4;'
         " optional int32 y = 5; repeated M more = 6; }"
     )
-    write, read = protobuf_writer(compiled(text, (), "the schema"), 1), reader_of(text)
+    write, read = protobuf_writer(compile_protobuf(text, (), "the schema"), 1), reader_of(text)
     for value in ({"a": "x", "b": "y"}, {"b": "", "m": {}}, {"more": [{"a": "", "b": ""}]}):
         with pytest.raises(InvalidInputError, match="are of the oneof o: one can be set"):
             write(value)
@@ -324,7 +324,7 @@ def test_two_members_of_a_oneof_are_not_written() -> None:
 
 def test_member_of_a_oneof_that_is_not_set_is_none() -> None:
     text = 'syntax = "proto2"; message M { oneof o { string b = 8; int32 a = 7 [default = 5]; } }'
-    write, read = protobuf_writer(compiled(text, (), "the schema"), 1), reader_of(text)
+    write, read = protobuf_writer(compile_protobuf(text, (), "the schema"), 1), reader_of(text)
     assert read(write({})) == {"b": None, "a": None}
     assert read(write(read(write({"b": "z"})))) == {"b": "z", "a": None}
 
@@ -348,7 +348,7 @@ def test_value_that_would_change_is_not_written(value: Any) -> None:
         " message M { float f = 1; google.protobuf.Duration d = 2; int32 i = 3; google.protobuf.FloatValue w = 4;"
         " google.protobuf.DoubleValue x = 5; }"
     )
-    write, read = protobuf_writer(compiled(text, (), "the schema"), 1), reader_of(text)
+    write, read = protobuf_writer(compile_protobuf(text, (), "the schema"), 1), reader_of(text)
     with pytest.raises(InvalidInputError, match="not of the schema"):
         write(value)
     kept = {"f": float("-inf"), "d": timedelta(days=3_652_500), "i": 0, "w": 1.5, "x": 1.5}

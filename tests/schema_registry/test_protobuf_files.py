@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2
 from kohort import SchemaReference, SchemaRegistry
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
 from kohort.schema_registry.protobuf_files import KNOWN_FILES
-from kohort.schema_registry.protobuf_schemas import compiled
+from kohort.schema_registry.protobuf_schemas import compile_protobuf
 from tests.schema_registry.test_protobuf import confluent, embedded, message_class, value_context
 
 __all__ = ["embedded"]
@@ -53,7 +53,7 @@ def test_known_files_are_those_of_google_and_confluent() -> None:
         text = f'syntax = "proto3"; import "{path}"; message M {{ int32 a = 1; }}'
         theirs, ours = descriptor_pb2.FileDescriptorProto(), descriptor_pb2.FileDescriptorProto()
         import_module(module).DESCRIPTOR.CopyToProto(theirs)
-        compiled(text, (), "the schema").file.dependencies[0].CopyToProto(ours)
+        compile_protobuf(text, (), "the schema").file.dependencies[0].CopyToProto(ours)
         for file in (theirs, ours):
             file.ClearField("options")
         assert lines(ours) == lines(theirs), path
@@ -68,7 +68,7 @@ def test_values_of_confluents_client_need_no_reference(embedded: EmbeddedSchemaR
     """The client registers its schema as a descriptor in Base64, and none of the files."""
     from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 
-    made = message_class(compiled(ORDER, (), "the schema"), "Order")
+    made = message_class(compile_protobuf(ORDER, (), "the schema"), "Order")
     with confluent(embedded.url) as client:
         data = ProtobufSerializer(made, client)(made(**VALUE), value_context("t"))
     registry = SchemaRegistry(embedded.url)
@@ -94,5 +94,5 @@ def test_reference_may_import_a_known_file() -> None:
         'syntax = "proto3"; package p; import "a.proto"; message U { A a = 1; }',
         base64.b64encode(file.SerializeToString()).decode(),
     ):
-        schema = compiled(text, (("a.proto", a),), "the schema")
+        schema = compile_protobuf(text, (("a.proto", a),), "the schema")
         assert [found.name for found in schema.set.file[:-1]] == ["google/type/money.proto", "a.proto"]

@@ -21,7 +21,7 @@ from kohort.groups.events import (
     LeavingMember,
     ListGroups,
     SyncGroup,
-    Tick,
+    TimersDue,
     TopicImage,
 )
 from kohort.groups.machine import GroupMachine
@@ -64,7 +64,7 @@ def test_a_join_phase_continues_without_members_while_one_with_a_new_id_is_await
     """Kafka: ClassicGroup.hasAllMembersJoined asks for pending members too."""
     trial = Trial()
     later = 1_000 + DELAY_MS
-    joined, *_ = trial.step(Tick(), later).replies
+    joined, *_ = trial.step(TimersDue(), later).replies
     assert isinstance(joined.value, JoinGroupReply)
     trial.step(SyncGroup(2, "g", joined.value.generation, "m-1", (("m-1", b""),)), later)
     assert trial.listed(later) == [GroupState.STABLE]

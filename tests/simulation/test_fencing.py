@@ -17,7 +17,7 @@ from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
 from kohort.groups.effects import ConsumerGroupHeartbeatReply, Effects, OffsetCommitReply
 from kohort.groups.events import Client, ConsumerGroupHeartbeat, OffsetCommit, OffsetToCommit
-from kohort.groups.records import Kind, Tombstone, TopicPartitions
+from kohort.groups.records import RecordKind, Tombstone, TopicPartitions
 from kohort.ids import TopicId
 
 TOPIC = TopicId(int=1)
@@ -41,7 +41,7 @@ class Trial:
     def made_again(self) -> None:
         """Delete the group, and create it again with another member that owns the partition."""
         outcome = Effects()
-        outcome.records.append(Tombstone((Kind.EPOCH, "g0")))
+        outcome.records.append(Tombstone((RecordKind.EPOCH, "g0")))
         self.checkers.on_stepped(None, outcome, {})
         beat = ConsumerGroupHeartbeat(0, "g0", "m-2", "", 4, Client("m", "/10.0.0.9"))
         given = (TopicPartitions(TOPIC, (0,)),)

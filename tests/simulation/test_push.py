@@ -26,7 +26,7 @@ RARE: set[Seen] = {
     ("PreparingRebalance", "ConnectionLost", "Stable"),
     ("PreparingRebalance", "LeaveGroup", "Stable"),
     ("PreparingRebalance", "timer SESSION", "Stable"),
-    ("Stable", "ConsumerAnswered", "PreparingRebalance"),
+    ("Stable", "PushConsumerAnswered", "PreparingRebalance"),
     ("Stable", "OwnerNodesDeleted", "PreparingRebalance"),
     ("Stable", "timer BACKOFF", "PreparingRebalance"),
 }

@@ -63,7 +63,7 @@ def _suspected_story() -> None:
     died(first)
 
     async def suspect_and_stop() -> None:
-        second.coordination.suspect(first.candidate)
+        second.coordination.remove_dead_candidate(first.candidate)
         await second.coordination.close()
 
     with warnings.catch_warnings(record=True) as caught:
@@ -87,7 +87,7 @@ def test_a_coordinator_that_stops_while_nothing_answers_does_not_wait_for_that()
     world, zookeeper, first, second = entered()
     died(first)
     zookeeper.cut_off["k2"] = world.now_ms + 60_000
-    second.do(lambda: second.coordination.suspect(first.candidate))
+    second.do(lambda: second.coordination.remove_dead_candidate(first.candidate))
     second.begin(second.coordination.close())
     world.run_until(world.now_ms + zookeeper_door._LAST_WORD_MS + 100)
     assert not second.loop._tasks and not second.loop.faults

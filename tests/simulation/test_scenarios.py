@@ -175,7 +175,7 @@ def stable_share(notice: str) -> float:
 
     def look() -> None:
         group = run.server.machine.context.find("g0") if run.server.machine is not None else None
-        looks.append(group is not None and str(group.state()) == "Stable")
+        looks.append(group is not None and str(group.listed_state()) == "Stable")
         if run.world.now_ms < 70_000:
             run.world.after(50, look)
 

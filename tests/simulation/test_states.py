@@ -71,7 +71,7 @@ RARE: dict[str, set[Seen]] = {
         ("PreparingRebalance", "ConnectionLost", "Stable"),
         ("PreparingRebalance", "LeaveGroup", "Stable"),
         ("PreparingRebalance", "timer SESSION", "Stable"),
-        ("Stable", "ConsumerAnswered", "PreparingRebalance"),
+        ("Stable", "PushConsumerAnswered", "PreparingRebalance"),
         ("Stable", "OwnerNodesDeleted", "PreparingRebalance"),
         ("Stable", "timer BACKOFF", "PreparingRebalance"),
         ("Stable", "timer PING", "PreparingRebalance"),

@@ -20,8 +20,8 @@ from kohort.client.producer.producer import Producer
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
 from kohort.spark.data_source import KohortDataSource
-from kohort.spark.options import is_table, parse_options
-from kohort.spark.schema import arrow_schema, columns_of
+from kohort.spark.options import asks_for_table, parse_options
+from kohort.spark.schema import arrow_schema, column_names_of
 from kohort.spark.tables import TABLES, parse_table_options
 
 
@@ -98,15 +98,15 @@ def place(servers: str) -> Iterator[Place]:
 @pytest.fixture
 def own_signals(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' process keeps its own answer to SIGTERM."""
-    monkeypatch.setattr("kohort.spark.source.readers.SigtermHandler.install", lambda ending: None)
+    monkeypatch.setattr("kohort.spark.source.readers.SigtermHandler.install_handler", lambda ending: None)
 
 
 def declared(source: KohortDataSource) -> StructType:
     """The schema that Spark hands to a reader, parsed from what the source declares."""
     raw = source._raw
-    if is_table(raw):
+    if asks_for_table(raw):
         return from_arrow_schema(TABLES[parse_table_options(raw).table].arrow)
-    return from_arrow_schema(arrow_schema(columns_of(parse_options(raw))))
+    return from_arrow_schema(arrow_schema(column_names_of(parse_options(raw))))
 
 
 @dataclass

@@ -93,7 +93,7 @@ def test_tasks_cover_each_offset_once(spans: list[tuple[int, int]], least: int |
         assert edges[-1] == whole.end
         assert all(s.whole == whole and s.generation == 3 for s in slices if s.partition == tp)
     if most is not None:
-        assert all(s.span.offsets <= most for s in slices)
+        assert all(s.span.offset_count <= most for s in slices)
     total = sum(size for _, size in spans)
     if least is not None and total >= least:
         assert len(tasks) >= least

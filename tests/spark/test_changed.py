@@ -101,7 +101,9 @@ def test_other_topics_are_reported(place: Place, caplog: pytest.LogCaptureFixtur
 
 def test_an_unchanged_subscription_is_not_reported() -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:1", "group.id": "g"}
-    spans = {place: OffsetRange(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned()}
+    spans = {
+        place: OffsetRange(0, 1) for place in parse_options(given | {"assign": '{"a": [0]}'}).assigned_partitions()
+    }
     before = BatchOffset("q", 1, 1, spans, {}, "g")
     for more in ({"assign": '{"a": [0]}'}, {"subscribe": "a,b"}, {"subscribePattern": "."}):
         assert changed_option_warnings(parse_options(given | more), before) == []

@@ -18,7 +18,15 @@ from kohort.io import channel as frames
 from kohort.io import connection_gate
 from kohort.io.channel import NONCE_BYTES, PROOF_BYTES, LinkFrames, token_proof
 from kohort.spark import driver_channel
-from kohort.spark.driver_channel import LOOPBACK, ChannelAddress, ChannelClient, ChannelServer, Message, decode, encode
+from kohort.spark.driver_channel import (
+    LOOPBACK,
+    ChannelAddress,
+    ChannelClient,
+    ChannelServer,
+    Message,
+    decode_message,
+    encode_message,
+)
 
 
 @pytest.fixture
@@ -49,7 +57,7 @@ class Heard:
 @pytest.mark.parametrize("body", [b"[]", b"{}", b'{"kind":1}', b"{", b"\xff"])
 def test_what_is_no_message_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"message|JSON|Expecting|decode"):
-        decode(body)
+        decode_message(body)
 
 
 def test_the_token_is_in_no_printout() -> None:
@@ -168,8 +176,8 @@ def test_a_source_with_another_token_gets_no_answer(closing: Callable[[Any], Any
     sock = closing(socket.create_connection((LOOPBACK, board.address.port), 60))
     nonce = sock.recv(NONCE_BYTES)
     mine = bytes(NONCE_BYTES)
-    drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.frame(
-        encode({"kind": "drives", "query": "one"})
+    drives = LinkFrames(bytes(32), nonce + mine, is_caller=True).sealer.seal_frame(
+        encode_message({"kind": "drives", "query": "one"})
     )
     sock.sendall(mine + token_proof(bytes(32), "caller", nonce + mine) + drives)
     with contextlib.suppress(ConnectionResetError):  # where it did not read all of ours

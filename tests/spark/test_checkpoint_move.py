@@ -76,7 +76,7 @@ def test_batches_of_kohort_are_shown_with_their_group(tmp_path: Path) -> None:
 def test_a_finished_batch_is_converted_by_its_ends_and_nothing_else_changes(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (0, 0)})}, 5)
     before = source_lines(folder, 5)
-    planned = CheckpointLog(folder).convert("kafka", no_group)
+    planned = CheckpointLog(folder).plan_conversion("kafka", no_group)
     assert list(planned.files) == [folder / "offsets" / "5"]
     assert source_lines(folder, 5) == before, "planning writes nothing"
     planned.write()
@@ -88,14 +88,14 @@ def test_a_finished_batch_is_converted_by_its_ends_and_nothing_else_changes(tmp_
 
 def test_an_unfinished_batch_is_converted_with_its_beginning(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {T0: (0, 2)}), 5: ours(5, {T0: (2, 7), T1: (1, 4)})}, 4)
-    CheckpointLog(folder).convert("kafka", no_group).write()
+    CheckpointLog(folder).plan_conversion("kafka", no_group).write()
     assert source_lines(folder, 4)[-1] == '{"t":{"0":2,"1":1}}'
     assert source_lines(folder, 5)[-1] == '{"t":{"0":7,"1":4}}'
 
 
 def test_a_first_batch_that_is_not_finished_gets_its_initial_offsets(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, -1)
-    CheckpointLog(folder).convert("kafka", no_group).write()
+    CheckpointLog(folder).plan_conversion("kafka", no_group).write()
     assert source_lines(folder, 0)[-1] == '{"t":{"0":7}}'
     assert parse_initial_offsets((folder / "sources" / "1" / "0").read_bytes()) == {T0: 2}
 
@@ -109,7 +109,7 @@ def test_partitions_that_others_have_read_continue_where_the_group_is(tmp_path: 
         asked.append(group)
         return {T0: 9, T1: 6}
 
-    CheckpointLog(folder).convert("kafka", committed).write()
+    CheckpointLog(folder).plan_conversion("kafka", committed).write()
     assert asked == ["etl"]
     assert source_lines(folder, 5)[-1] == '{"t":{"0":9,"1":6}}'
     if done == 4:
@@ -118,7 +118,7 @@ def test_partitions_that_others_have_read_continue_where_the_group_is(tmp_path: 
 
 def test_an_unfinished_batch_of_a_group_that_has_not_moved_keeps_its_ranges(tmp_path: Path) -> None:
     folder = write(tmp_path, {4: ours(4, {}, group="etl"), 5: ours(5, {T0: (2, 7)}, group="etl")}, 4)
-    CheckpointLog(folder).convert("kafka", lambda group: {T0: 2}).write()
+    CheckpointLog(folder).plan_conversion("kafka", lambda group: {T0: 2}).write()
     assert source_lines(folder, 4)[-1] == '{"t":{"0":2}}'
     assert source_lines(folder, 5)[-1] == '{"t":{"0":7}}'
 
@@ -127,8 +127,8 @@ def test_topics_of_the_group_that_no_batch_names_have_to_be_named(tmp_path: Path
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, group="etl")}, 0)
     offsets = {T0: 7, TopicPartition("u", 0): 900, TopicPartition("others", 0): 1}
     with pytest.raises(InvalidInputError, match="has offsets of others, u too.*--topic"):
-        CheckpointLog(folder).convert("kafka", lambda group: offsets)
-    CheckpointLog(folder, ["t", "u"]).convert("kafka", lambda group: offsets).write()
+        CheckpointLog(folder).plan_conversion("kafka", lambda group: offsets)
+    CheckpointLog(folder, ["t", "u"]).plan_conversion("kafka", lambda group: offsets).write()
     assert source_lines(folder, 0)[-1] == '{"t":{"0":7},"u":{"0":900}}'
 
 
@@ -136,14 +136,14 @@ def test_topics_of_earlier_batches_count(tmp_path: Path) -> None:
     folder = write(
         tmp_path, {0: ours(1, {TopicPartition("u", 0): (0, 5)}, group="etl"), 1: ours(2, {T0: (2, 7)}, group="etl")}, 1
     )
-    CheckpointLog(folder).convert("kafka", lambda group: {T0: 7, TopicPartition("u", 0): 9}).write()
+    CheckpointLog(folder).plan_conversion("kafka", lambda group: {T0: 7, TopicPartition("u", 0): 9}).write()
     assert source_lines(folder, 1)[-1] == '{"t":{"0":7},"u":{"0":9}}'
 
 
 def test_a_source_that_has_read_nothing_is_not_converted(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: BatchOffset("q").to_json()}, 0)
     with pytest.raises(InvalidInputError, match="has not read anything yet"):
-        CheckpointLog(folder).convert("kafka", no_group)
+        CheckpointLog(folder).plan_conversion("kafka", no_group)
 
 
 def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) -> None:
@@ -151,15 +151,15 @@ def test_a_source_whose_first_batch_is_a_later_one_of_the_query(tmp_path: Path) 
     folder = write(tmp_path, {0: "-", 1: {"t": {"0": 5}}}, 0, {T0: 2})
     (seen,) = CheckpointLog(folder).ranges_of_batch(1)
     assert (seen.starts, seen.ends) == ({T0: 2}, {T0: 5})
-    CheckpointLog(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).plan_conversion("kohort", no_group).write()
     assert BatchOffset.from_json(json.loads(source_lines(folder, 1)[-1])).spans == {T0: OffsetRange(2, 5)}
 
 
 def test_the_copy_of_the_original_outlives_a_second_conversion(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)})}, 0)
     before = source_lines(folder, 0)
-    CheckpointLog(folder).convert("kafka", no_group).write()
-    CheckpointLog(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).plan_conversion("kafka", no_group).write()
+    CheckpointLog(folder).plan_conversion("kohort", no_group).write()
     assert (folder / "offsets" / f".0{BEFORE}").read_text().split("\n") == before
 
 
@@ -168,24 +168,24 @@ def test_a_checkpoint_of_sparks_source_is_written_as_kohorts(tmp_path: Path, don
     batches = {0: {"t": {"0": 3}}, 1: {"t": {"0": 5}}} if done >= 0 else {0: {"t": {"0": 5}}}
     folder = write(tmp_path, batches, done, {T0: 3 if done < 0 else 1})
     last = max(batches)
-    CheckpointLog(folder).convert("kohort", no_group).write()
+    CheckpointLog(folder).plan_conversion("kohort", no_group).write()
     converted = BatchOffset.from_json(json.loads(source_lines(folder, last)[-1]))
     assert converted.spans == {T0: OffsetRange(5, 5) if done == 1 else OffsetRange(3, 5)}
     assert converted.from_kafka_source
     with pytest.raises(NotFoundError, match="no source to convert to kohort"):
-        CheckpointLog(folder).convert("kohort", no_group)
+        CheckpointLog(folder).plan_conversion("kohort", no_group)
 
 
 def test_an_unfinished_batch_without_a_beginning_is_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: {"t": {"0": 5}}}, -1)
     with pytest.raises(InvalidInputError, match="sources/1/0, which says where it begins, is missing"):
-        CheckpointLog(folder).convert("kohort", no_group)
+        CheckpointLog(folder).plan_conversion("kohort", no_group)
 
 
 def test_a_regions_checkpoint_is_not_converted_alone(tmp_path: Path) -> None:
     folder = write(tmp_path, {0: ours(1, {T0: (2, 7)}, epoch=3)}, 0)
     with pytest.raises(InvalidInputError, match="belongs to a region"):
-        CheckpointLog(folder).convert("kafka", no_group)
+        CheckpointLog(folder).plan_conversion("kafka", no_group)
 
 
 def test_a_folder_that_is_no_checkpoint_is_refused(tmp_path: Path) -> None:

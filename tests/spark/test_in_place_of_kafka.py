@@ -19,7 +19,7 @@ from kohort.spark import register
 from kohort.spark.in_place_of_kafka import (
     CHANGES,
     replace_kafka_everywhere,
-    statement_in_place,
+    replace_kafka_in_sql,
     without_source_packages,
 )
 from kohort.spark.registration import require_pyspark
@@ -163,4 +163,4 @@ def test_packages_of_sparks_kafka_source_are_left_out(given: str, left: str) -> 
     ids=["view", "comment", "table", "class", "longer", "text", "comment of a table", "select", "insert"],
 )
 def test_statement_that_creates_a_view_of_kafka_is_kohorts_and_others_stay(given: str, run: str | None) -> None:
-    assert statement_in_place(given) == (given if run is None else run)
+    assert replace_kafka_in_sql(given) == (given if run is None else run)

@@ -143,7 +143,7 @@ def test_an_empty_range_of_a_converted_first_batch_is_not_read_again(place: Plac
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "sources/0/0").write_bytes(encode_initial_offsets(dict(zip(place.partitions(), (3, 5), strict=True))))
     (tmp_path / "offsets/0").write_text("v1\n{}\n" + offset(place, 10, 5))
-    Moved(tmp_path).convert("kohort", lambda group: {}).write()
+    Moved(tmp_path).plan_conversion("kohort", lambda group: {}).write()
     converted = (tmp_path / "offsets/0").read_text().split("\n")[-1]
     with Run(options(place), Checkpoint([converted])) as run:
         assert run.read(12) == LEFT

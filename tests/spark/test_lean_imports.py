@@ -14,17 +14,17 @@ assert source.schema().startswith("`key` binary")
 """
 _PLANS = """
 from kohort.spark.data_source import KohortDataSource
-from kohort.spark.schema import arrow_schema, columns_of
+from kohort.spark.schema import arrow_schema, column_names_of
 from kohort.spark.options import parse_options
 from pyspark.sql.pandas.types import from_arrow_schema
 options = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", "group.id": "g"}
-schema = from_arrow_schema(arrow_schema(columns_of(parse_options(options))))
+schema = from_arrow_schema(arrow_schema(column_names_of(parse_options(options))))
 reader = KohortDataSource(options).streamReader(schema)
 assert type(reader).__name__ == "KohortStreamReader"
 """
 _READS = """
-from kohort.spark.source.readers import Reading, ReadTask
-assert list(Reading.of("127.0.0.1:1", {}, ("key", "value"), True).read(ReadTask(()))) == []
+from kohort.spark.source.readers import TaskReader, ReadTask
+assert list(TaskReader.from_settings("127.0.0.1:1", {}, ("key", "value"), True).read(ReadTask(()))) == []
 """
 _DRIVES = f"""{_PLANS}
 assert reader._driver("q") is not None

@@ -19,7 +19,7 @@ from tests.support.waiting import LAST_RESORT, TOO_SLOW
 from kohort.client.group.member import GroupMember
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.driver_channel import ChannelServer
-from kohort.spark.driver_server import RUNS_MAX, CompletedBatches, query_of
+from kohort.spark.driver_server import RUNS_MAX, CompletedBatches, query_in_offset
 from kohort.spark.options import parse_options
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.readers import KohortStreamReader
@@ -35,16 +35,18 @@ def text(query: str, batch: int) -> str:
 
 
 def test_only_offsets_of_this_source_are_reported_and_each_source_of_a_query_is() -> None:
-    assert query_of(text("q1", 1)) == "q1"
+    assert query_in_offset(text("q1", 1)) == "q1"
     for other in ('{"flights":{"0":5}}', '"kohort"', "7", "None", "", None, '{"query":"q1"}', '{"kohort":1,"query":7}'):
-        assert query_of(other) is None
-    reported = CompletedBatches().batch_completed("run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"])
+        assert query_in_offset(other) is None
+    reported = CompletedBatches().record_batch_completed(
+        "run", [text("q1", 3), '{"flights":{"0":5}}', text("q2", 5), "None"]
+    )
     assert reported == {"q1": {"kind": "done", "end": text("q1", 3)}, "q2": {"kind": "done", "end": text("q2", 5)}}
 
 
 def test_source_of_a_query_with_state_is_sent_that() -> None:
     ledger = CompletedBatches()
-    assert ledger.batch_completed("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
+    assert ledger.record_batch_completed("run", [text("q1", 1)], stateful=True)["q1"]["stateful"] is True
     last = ledger.last_message("q1")
     assert last is not None and last["stateful"] is True
 
@@ -52,21 +54,21 @@ def test_source_of_a_query_with_state_is_sent_that() -> None:
 def test_a_source_that_connects_late_hears_the_last_of_its_query_until_the_run_is_over() -> None:
     ledger = CompletedBatches()
     assert ledger.last_message("q1") is None
-    ledger.batch_completed("run", [text("q1", 1), text("q2", 1)])
-    ledger.batch_completed("run", [text("q1", 2)])
+    ledger.record_batch_completed("run", [text("q1", 1), text("q2", 1)])
+    ledger.record_batch_completed("run", [text("q1", 2)])
     assert ledger.last_message("q1") == {"kind": "done", "end": text("q1", 2)}
     assert ledger.last_message("q2") == {"kind": "done", "end": text("q2", 1)}
-    assert ledger.run_ended("run") == {"q1": {"kind": "over"}, "q2": {"kind": "over"}}
+    assert ledger.forget_ended_run("run") == {"q1": {"kind": "over"}, "q2": {"kind": "over"}}
     assert ledger.last_message("q1") is None
-    assert ledger.run_ended("run") == {}
-    assert ledger.run_ended("never seen") == {}
+    assert ledger.forget_ended_run("run") == {}
+    assert ledger.forget_ended_run("never seen") == {}
 
 
 def test_runs_whose_end_is_never_reported_do_not_pile_up() -> None:
     ledger = CompletedBatches()
     for number in range(RUNS_MAX + 10):
-        ledger.batch_completed("first", [text("first", number)])
-        ledger.batch_completed(f"run{number}", [text(f"q{number}", 1)])
+        ledger.record_batch_completed("first", [text("first", number)])
+        ledger.record_batch_completed(f"run{number}", [text(f"q{number}", 1)])
     assert ledger.last_message("q0") is None
     assert ledger.last_message("first") is not None, "one that goes on is no old one"
     assert ledger.last_message(f"q{RUNS_MAX + 9}") is not None
@@ -79,7 +81,7 @@ def test_the_token_travels_to_the_source_and_not_to_the_workers() -> None:
     board = ChannelServer()
     try:
         token = board.address.token
-        cls = KohortDataSource.reaching(board.address)
+        cls = KohortDataSource.with_channel_address(board.address)
         made = pickler.loads(pickler.dumps(cls))(
             options={"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "flights", "group.id": "g"}
         )

@@ -35,16 +35,16 @@ def test_nothing_is_planned_while_the_coordinator_is_silent_for_longer_than_its_
         }
         place = SourceMembership(parse_options(said))
         try:
-            held = place.wait_partitions()
-            assert len(held.partitions) == 2 and place.is_current(held)
+            held = place.wait_assigned_partitions()
+            assert len(held.partitions) == 2 and place.is_assignment_current(held)
             assert place.begin_batch(held)
             place.end_batch()
             for api in ("Heartbeat", "ConsumerGroupHeartbeat"):
                 broker.faults.add(Fault(api, "drop", times=None))
-            until(lambda: not place.is_current(held), "nothing is held surely")
+            until(lambda: not place.is_assignment_current(held), "nothing is held surely")
             assert not place.begin_batch(held)
             broker.faults.clear()
-            again = place.wait_partitions()
+            again = place.wait_assigned_partitions()
             assert again.partitions == held.partitions
             assert place.begin_batch(again)
         finally:
@@ -65,14 +65,14 @@ def test_no_batch_begins_with_partitions_that_were_given_back_since_they_were_as
         }
         place = SourceMembership(parse_options(said))
         try:
-            held = place.wait_partitions()
+            held = place.wait_assigned_partitions()
             assert len(held.partitions) == 2
             rejoins = broker.faults.add(Fault("JoinGroup", "hold", client_id="planning"))
             with GroupMember(broker.bootstrap_servers, "etl", topics=["flights"]):
                 rejoins.wait()
                 assert not place.begin_batch(held)
                 broker.faults.clear()
-                shared = place.wait_partitions()
+                shared = place.wait_assigned_partitions()
                 assert len(shared.partitions) == 1
                 assert place.begin_batch(shared)
         finally:
@@ -101,7 +101,7 @@ def test_rebalances_are_counted_and_logged_as_they_end(protocol: str, caplog: py
             joins.wait()
             assert place.member_progress() == MemberProgress(None, 0, None), "nothing has happened yet"
             broker.faults.clear()
-            place.wait_partitions()
+            place.wait_assigned_partitions()
             until(lambda: len(lines(caplog)) == 1, "the log has its line, whether anybody looks or not")
             first = place.member_progress()
             assert first.rebalances == 1 and first.downtime_ms is not None and first.downtime_ms > 0
@@ -115,11 +115,11 @@ def test_rebalances_are_counted_and_logged_as_they_end(protocol: str, caplog: py
             ) as other:
                 until(lambda: len(other.assignment().partitions) == 1, "the newcomer has its share", STILL_S)
                 until(
-                    lambda: place.wait_partitions() and place.member_progress().rebalances > 1,
+                    lambda: place.wait_assigned_partitions() and place.member_progress().rebalances > 1,
                     "the query has the rest",
                     STILL_S,
                 )
-            until(lambda: len(place.wait_partitions().partitions) == 2, "it has all again", STILL_S)
+            until(lambda: len(place.wait_assigned_partitions().partitions) == 2, "it has all again", STILL_S)
             after = place.member_progress()
             assert after.rebalances > 2 and after.member_id == first.member_id
             until(lambda: len(lines(caplog)) == after.rebalances, "each has its line")
@@ -144,7 +144,7 @@ def test_the_progress_does_not_wait_for_the_watching_thread() -> None:
             place._ended.set()
             place._watch.join()
             broker.faults.clear()
-            place.wait_partitions()
+            place.wait_assigned_partitions()
             assert place.member_progress().rebalances == 1
         finally:
             place.close()
@@ -222,11 +222,11 @@ def test_the_planner_hears_why_a_join_is_refused_and_the_log_has_no_traceback(
         try:
             refusals[protocol == "consumer"].wait(1)
             with pytest.raises(NotAuthorizedError):
-                place.wait_partitions()
+                place.wait_assigned_partitions()
             until(lambda: not place._member.wait_change(0), "the watching thread has seen it")
             assert place._watch.is_alive()
             with pytest.raises(NotAuthorizedError):
-                place.wait_partitions()
+                place.wait_assigned_partitions()
         finally:
             place.close()
     assert [record for record in caplog.records if record.name == "kohort.spark" or record.exc_info] == []

@@ -113,7 +113,7 @@ def test_a_query_that_may_not_describe_the_group_gets_no_warning(
         place = query(broker, protocol)
         try:
             until(lambda: looked(place, other), "the query has looked", STILL_S)
-            assert place._watch.is_alive() and place.wait_partitions()
+            assert place._watch.is_alive() and place.wait_assigned_partitions()
         finally:
             place.close()
     assert warned(caplog) == []
@@ -127,7 +127,7 @@ def test_no_batch_and_no_revocation_waits_for_the_answer(broker: Broker, protoco
         closing.callback(place.close)
         closing.callback(broker.faults.clear)
         asked[1].wait()
-        held = place.wait_partitions()
+        held = place.wait_assigned_partitions()
         assert held is not None and len(held.partitions) == 2
         assert place.begin_batch(held)
         place.end_batch()

@@ -14,7 +14,7 @@ from kohort.spark.source.batch_offset import (
     BatchOffset,
     CheckpointPosition,
     CommitStamp,
-    Committed,
+    CommittedPosition,
     OffsetRange,
     choose_start_offset,
 )
@@ -97,19 +97,19 @@ def test_hostile_metadata_of_a_commit_is_no_stamp(metadata: str) -> None:
     [
         (None, None, None),
         (None, 40, 40),
-        (Committed(30), None, 30),
-        (Committed(30, CommitStamp("mine", 4)), 40, 40),
-        (Committed(29, CommitStamp("mine", 4)), 40, 29),
-        (Committed(50, CommitStamp("mine", 4)), 40, 50),
-        (Committed(30, CommitStamp("mine", 5)), 40, 30),
-        (Committed(30, CommitStamp("mine", 6)), 40, 30),
-        (Committed(30, CommitStamp("other", 4)), 40, 30),
-        (Committed(50, CommitStamp("other", 4)), 40, 50),
-        (Committed(30), 40, 30),
+        (CommittedPosition(30), None, 30),
+        (CommittedPosition(30, CommitStamp("mine", 4)), 40, 40),
+        (CommittedPosition(29, CommitStamp("mine", 4)), 40, 29),
+        (CommittedPosition(50, CommitStamp("mine", 4)), 40, 50),
+        (CommittedPosition(30, CommitStamp("mine", 5)), 40, 30),
+        (CommittedPosition(30, CommitStamp("mine", 6)), 40, 30),
+        (CommittedPosition(30, CommitStamp("other", 4)), 40, 30),
+        (CommittedPosition(50, CommitStamp("other", 4)), 40, 50),
+        (CommittedPosition(30), 40, 30),
     ],
 )
 def test_the_checkpoint_counts_only_above_a_commit_of_an_earlier_batch_of_its_own_query(
-    committed: Committed | None, checkpoint: int | None, start: int | None
+    committed: CommittedPosition | None, checkpoint: int | None, start: int | None
 ) -> None:
     assert (
         choose_start_offset("mine", committed, None if checkpoint is None else CheckpointPosition(30, checkpoint, 5))

@@ -19,7 +19,7 @@ from kohort.spark.data_source import KohortDataSource
 from kohort.spark.java_settings import REFUSED, REFUSED_OF_SINK, REFUSED_OF_SOURCE, WITHOUT_EFFECT
 from kohort.spark.option_names import edit_distance
 from kohort.spark.options import client_settings, parse_options, parse_partition_lists, parse_partition_offsets
-from kohort.spark.schema import arrow_schema, columns_of, spark_schema
+from kohort.spark.schema import arrow_schema, column_names_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.source.bounds import ending_bound, starting_bound
 from kohort.spark.source.readers import Reading
@@ -89,9 +89,11 @@ def test_passwords_are_in_no_printout_of_a_read_or_a_write() -> None:
         "valueFormat": "avro",
     }
     options = parse_options(given)
-    reading = Reading.of(options.bootstrap_servers, client_settings(options), ("value",), True)
+    reading = TaskReader.from_settings(options.bootstrap_servers, client_settings(options), ("value",), True)
     sink = parse_sink_options(given | {"topic": "flights"})
-    writing = Writing(sink.bootstrap_servers, tuple(sink.producer_settings().items()), "flights", frozenset(["value"]))
+    writing = TaskWriter(
+        sink.bootstrap_servers, tuple(sink.producer_settings().items()), "flights", frozenset(["value"])
+    )
     printed = [repr(found) for found in (options, reading, sink, writing)]
     assert [text for text in printed if "secret" in text] == []
     assert all("flights" in text or "value" in text for text in printed)
@@ -184,7 +186,7 @@ def test_option_of_the_other_kind_of_read_is_in_a_warning(
     source.schema()
     assert caplog.messages == []
     reader = source.streamReader if kind == "a stream" else source.reader
-    reader(from_arrow_schema(arrow_schema(columns_of(parse_options(LEAST)))))
+    reader(from_arrow_schema(arrow_schema(column_names_of(parse_options(LEAST)))))
     (text,) = caplog.messages
     assert text.startswith(f"options that have no effect here: {given} ({kind} of Spark's Kafka source ignores it too)")
 
@@ -251,14 +253,14 @@ def test_refused_word_of_offsets_names_the_words_that_are_known() -> None:
 
 
 def test_columns_come_in_the_order_asked_for() -> None:
-    assert columns_of(parse_options(LEAST))[-1] == "timestampType"
-    assert columns_of(parse_options({**LEAST, "includeHeaders": "true"}))[-1] == "headers"
-    names = columns_of(parse_options({**LEAST, "columns": "VALUE, rangestart"}))
+    assert column_names_of(parse_options(LEAST))[-1] == "timestampType"
+    assert column_names_of(parse_options({**LEAST, "includeHeaders": "true"}))[-1] == "headers"
+    names = column_names_of(parse_options({**LEAST, "columns": "VALUE, rangestart"}))
     assert names == ("value", "rangeStart")
     assert spark_schema(names) == "`value` binary, `rangeStart` bigint"
     assert arrow_schema(names).names == ["value", "rangeStart"]
     with pytest.raises(InvalidInputError, match="unknown column"):
-        columns_of(parse_options({**LEAST, "columns": "values"}))
+        column_names_of(parse_options({**LEAST, "columns": "values"}))
 
 
 def test_what_tunes_sparks_own_source_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -272,7 +274,7 @@ def test_what_tunes_sparks_own_source_is_taken_with_one_warning(caplog: pytest.L
     }
     source = KohortDataSource({**LEAST, **tuned})
     source.schema()
-    source.reader(from_arrow_schema(arrow_schema(columns_of(parse_options({**LEAST, **tuned})))))
+    source.reader(from_arrow_schema(arrow_schema(column_names_of(parse_options({**LEAST, **tuned})))))
     (text,) = [record.getMessage() for record in caplog.records]
     assert "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs (they tune" in text
     assert "groupIdPrefix (a query is in the group" in text

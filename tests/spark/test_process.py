@@ -15,7 +15,7 @@ from kohort.spark.source import readers
 
 readers.AGAIN_S, readers.LEAVING_S = 0.2, 0.2
 ending = readers.SigtermHandler()
-ending.install()
+ending.install_handler()
 swallow, leaves = int(sys.argv[1]), sys.argv[2]
 
 
@@ -39,7 +39,7 @@ try:
             if swallow < 0:
                 raise
 finally:
-    ending.begin()
+    ending.begin_stop()
     print("stop", flush=True)
     if leaves == "never":
         time.sleep(600)
@@ -83,7 +83,7 @@ import sys
 from kohort.spark.source import readers
 
 ending = readers.SigtermHandler()
-ending.install()
+ending.install_handler()
 try:
     try:
         if sys.argv[1] == "SIGTERM":
@@ -91,9 +91,9 @@ try:
             sys.stdin.read()
         raise {"EOF": EOFError, "error": ValueError}[sys.argv[1]]()
     finally:
-        ending.begin()
+        ending.begin_stop()
         print("stop")
-        ending.end()
+        ending.end_stop()
 except BaseException as error:
     print("the runner tells of", type(error).__name__)
     sys.exit(-1)

@@ -112,21 +112,21 @@ def trigger(query: SourceQuery, start: BatchOffset) -> BatchOffset:
     found: list[BatchOffset] = []
 
     def planned() -> bool:
-        query.finish(start)
-        batch = query.plan(start, limited=True)
+        query.commit_completed_batch(start)
+        batch = query.plan_batch(start, limited=True)
         if batch is not None:
             found.append(batch)
         return bool(found)
 
     until(planned, "a batch is planned", STILL_S)
-    assert query.replay(start, found[0]) == found[0]
+    assert query.ranges_to_replay(start, found[0]) == found[0]
     return found[0]
 
 
 def idle(query: SourceQuery, start: BatchOffset) -> None:
     """A trigger that has nothing to read."""
-    query.finish(start)
-    assert query.plan(start, limited=True) is None
+    query.commit_completed_batch(start)
+    assert query.plan_batch(start, limited=True) is None
 
 
 def test_query_with_state_is_warned_of_other_members_once_for_each_change(
@@ -234,7 +234,7 @@ def test_a_batch_of_an_earlier_run_ends_under_the_text_that_spark_has(
     assert not before.sink_done(planned), "a query that is closed knows nothing of its batch"
     assert stage.committed() == [0] * PARTITIONS
     query = closing(stage.query())
-    again = query.replay(BatchOffset("q1"), planned)
+    again = query.ranges_to_replay(BatchOffset("q1"), planned)
     assert again == planned
     assert query.sink_done(planned)
     assert stage.committed() == [10] * PARTITIONS
@@ -301,7 +301,7 @@ def test_partitions_that_were_given_away_before_the_word(
     if then == "fail":
         words = r"batch ran for \d+ s, .*max.poll.interval.ms=1500: raise it .*; onRevocationTimeout=release goes on"
         with pytest.raises(CommitFailedError, match=words):
-            query.finish(first)
+            query.commit_completed_batch(first)
         return
 
     def claimed() -> bool:
@@ -329,11 +329,11 @@ def test_partitions_that_were_taken_away_are_reported_with_their_cause(
         with stage.member(group_instance_id="one") as other:
             until(lambda: other.owns() and other.assignment().partitions != (), "it has taken over", STILL_S)
             with pytest.raises(CommitFailedError, match=words):
-                query.finish(first)
+                query.commit_completed_batch(first)
         return
     stage.admin.remove_members_from_consumer_group(stage.name).all()
     with pytest.raises(CommitFailedError, match=words):
-        query.finish(first)
+        query.commit_completed_batch(first)
 
 
 @pytest.mark.parametrize("by", ["trigger", "close"])
@@ -386,7 +386,7 @@ def test_the_word_while_a_trigger_commits_the_same_batch(
     query = closing(stage.query(maxOffsetsPerTrigger=20))
     first = trigger(query, BatchOffset("q1"))
     held = stage.broker.faults.add(Fault("OffsetCommit", "hold", group=stage.name))
-    spark = threading.Thread(target=lambda: query.finish(first))
+    spark = threading.Thread(target=lambda: query.commit_completed_batch(first))
     spark.start()
     held.wait()
     reported: list[bool] = []
@@ -430,8 +430,8 @@ def test_the_progress_names_the_group(stage: Stage) -> None:
     stage.produce(1)
     query = stage.query()
     try:
-        until(lambda: query.plan(BatchOffset("q1"), limited=False) is not None, "a batch is planned", STILL_S)
-        report = query.report()
+        until(lambda: query.plan_batch(BatchOffset("q1"), limited=False) is not None, "a batch is planned", STILL_S)
+        report = query.progress_report()
         assert report is not None and report["group"] == stage.name and set(report["topics"]) == {stage.name}
     finally:
         query.close()
@@ -440,16 +440,16 @@ def test_the_progress_names_the_group(stage: Stage) -> None:
 def test_the_progress_counts_rebalances(stage: Stage, closing: Callable[[SourceQuery], SourceQuery]) -> None:
     stage.produce(1)
     query = closing(stage.query())
-    assert query.report() is None, "nothing is known before the first look"
+    assert query.progress_report() is None, "nothing is known before the first look"
     first = trigger(query, BatchOffset("q1"))
     (member,) = stage.admin.describe_consumer_groups([stage.name]).result(stage.name).members
-    report = query.report()
+    report = query.progress_report()
     assert report is not None and (report["member"], report["rebalances"]) == (member.member_id, 1)
     assert report["lastDowntimeMs"] >= 0
     assert query.sink_done(first)
     with stage.member() as newcomer:
         stage.share(newcomer, 2)
-        until(lambda: (query.report() or {})["rebalances"] > 1, "it is counted without a trigger", STILL_S)
+        until(lambda: (query.progress_report() or {})["rebalances"] > 1, "it is counted without a trigger", STILL_S)
 
 
 @pytest.mark.parametrize("where", ["assign", "no group"])
@@ -460,7 +460,7 @@ def test_the_progress_of_a_query_that_is_no_member_has_no_rebalances(
     more = {"group.id": None} if where == "no group" else {"subscribe": None, "assign": f'{{"{stage.name}": [0, 1]}}'}
     query = closing(stage.query(**more))
     trigger(query, BatchOffset("q1"))
-    report = query.report()
+    report = query.progress_report()
     assert report is not None
     assert [report[name] for name in ("member", "rebalances", "lastDowntimeMs")] == [None, 0, None]
 
@@ -476,13 +476,13 @@ def test_few_records_wait_from_the_second_trigger_of_a_run_on(
     idle(query, BatchOffset("q1"))
     stage.produce(1)
     first = trigger(query, BatchOffset("q1"))
-    assert [span.offsets for span in first.spans.values()] == [2] * PARTITIONS
+    assert [span.offset_count for span in first.spans.values()] == [2] * PARTITIONS
     stage.produce(1)
     idle(query, first)
     query.close()
     again = closing(stage.query(**least))
     second = trigger(again, first)
-    assert [span.offsets for span in second.spans.values()] == [1] * PARTITIONS
+    assert [span.offset_count for span in second.spans.values()] == [1] * PARTITIONS
     stage.produce(1)
     idle(again, second)
 
@@ -495,4 +495,4 @@ def test_few_records_wait_for_no_longer_than_the_delay(
     first = trigger(query, BatchOffset("q1"))
     stage.produce(1)
     second = trigger(query, first)
-    assert [span.offsets for span in second.spans.values()] == [1] * PARTITIONS
+    assert [span.offset_count for span in second.spans.values()] == [1] * PARTITIONS

@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import InvalidInputError
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.driver_channel import ChannelServer
-from kohort.spark.source.single_reader_lock import Load, ReaderLock
+from kohort.spark.source.single_reader_lock import LoadCall, ReaderLock
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -45,7 +45,7 @@ def begin(made: bytes) -> Any:
 @pytest.fixture
 def application() -> Any:
     board = ChannelServer()
-    yield KohortDataSource.reaching(board.address)
+    yield KohortDataSource.with_channel_address(board.address)
     board.close()
 
 
@@ -120,5 +120,9 @@ def test_a_folder_of_someone_elses_is_not_trusted(
 
 def test_equal_options_are_named_without_secrets() -> None:
     plain, secret = ({"kafka.sasl.password": word, "subscribe": "a"} for word in ("one", "two"))
-    assert Load.of(plain).likeness == Load.of(secret).likeness != Load.of({"subscribe": "b"}).likeness
-    assert Load.of(plain).id != Load.of(plain).id
+    assert (
+        LoadCall.from_options(plain).likeness
+        == LoadCall.from_options(secret).likeness
+        != LoadCall.from_options({"subscribe": "b"}).likeness
+    )
+    assert LoadCall.from_options(plain).id != LoadCall.from_options(plain).id

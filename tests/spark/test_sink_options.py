@@ -20,7 +20,7 @@ from kohort.client.producer.core import producer_config
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import SinkOptions, parse_sink_options
-from kohort.spark.tasks.write import Writing
+from kohort.spark.tasks.write import TaskWriter
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
@@ -91,7 +91,7 @@ def test_acks_of_0_are_those_of_the_leader_because_a_task_has_to_know_that_it_is
 )
 def test_columns_that_can_not_be_sent_are_refused_before_anything_is_written(schema: StructType, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        Writing.of(options(), schema)
+        TaskWriter.from_options(options(), schema)
 
 
 @pytest.mark.parametrize("name", ["value", "more"])
@@ -99,7 +99,7 @@ def test_two_columns_of_one_name_are_refused_before_anything_is_written(name: st
     """Spark would fail in a task, after others have written."""
     schema = StructType([*columns(value=StringType(), more=LongType()), *columns(**{name: StringType()})])
     with pytest.raises(InvalidInputError, match=f"several columns are named {name}.*select one of each"):
-        Writing.of(options(topic="flights"), schema)
+        TaskWriter.from_options(options(topic="flights"), schema)
 
 
 def test_columns_that_are_not_a_records_are_passed_over() -> None:
@@ -113,7 +113,7 @@ def test_columns_that_are_not_a_records_are_passed_over() -> None:
         headers=HEADERS,
         more=LongType(),
     )
-    found = Writing.of(options(topic="flights"), schema)
+    found = TaskWriter.from_options(options(topic="flights"), schema)
     assert found.columns == {"key", "value", "partition", "timestamp", "headers"}
 
 
@@ -159,16 +159,18 @@ def test_defaults_follow_other_settings_as_in_javas_producer(more: dict[str, str
 def test_column_timestamp_that_is_no_time_is_passed_over_with_a_warning(kind: DataType) -> None:
     """Spark's sink has no such column, and events in JSON have many fields of this name."""
     schema, given = columns(value=StringType(), timestamp=kind), options(topic="flights")
-    assert Writing.of(given, schema).columns == {"value"}
+    assert TaskWriter.from_options(given, schema).columns == {"value"}
     [text] = given.ignored
     assert f"the column timestamp of type {kind.simpleString()}" in text and "time of the write" in text
     with pytest.raises(InvalidInputError, match="strictOptions=true.*the column timestamp"):
-        Writing.of(options(topic="flights", strictOptions="true"), schema)
+        TaskWriter.from_options(options(topic="flights", strictOptions="true"), schema)
 
 
 @pytest.mark.parametrize("kind", [LongType(), ArrayType(StringType())], ids=["number", "list"])
 def test_column_topic_may_be_anything_where_the_option_names_the_topic(kind: DataType) -> None:
-    assert Writing.of(options(topic="flights"), columns(value=StringType(), topic=kind)).columns == {"value"}
+    assert TaskWriter.from_options(options(topic="flights"), columns(value=StringType(), topic=kind)).columns == {
+        "value"
+    }
 
 
 def test_setting_of_a_registry_is_passed_over_as_by_javas_clients() -> None:

@@ -11,9 +11,9 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.name_patterns import matcher
+from kohort.name_patterns import full_match_function
 from kohort.spark.options import parse_options
-from kohort.spark.topic_pattern import NEVER, glob_hint, topic_pattern
+from kohort.spark.topic_pattern import NEVER, glob_hint, parse_topic_pattern
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -40,7 +40,7 @@ NAMES_EACH = 12
     ],
 )
 def test_a_pattern_of_java_is_written_anew_for_python_and_re2(pattern: str, text: str) -> None:
-    found = topic_pattern(pattern)
+    found = parse_topic_pattern(pattern)
     assert (found.text, found.only_here) == (text, ())
 
 
@@ -66,7 +66,7 @@ def test_a_pattern_of_java_is_written_anew_for_python_and_re2(pattern: str, text
 )
 def test_what_can_not_be_written_anew_is_refused_by_name(pattern: str, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words) as caught:
-        topic_pattern(pattern)
+        parse_topic_pattern(pattern)
     assert "a topic is read whose name contains a match" in str(caught.value)
 
 
@@ -82,15 +82,15 @@ def test_what_can_not_be_written_anew_is_refused_by_name(pattern: str, words: st
 )
 def test_what_a_coordinator_can_not_look_for_is_for_classic_groups_alone(pattern: str, construct: str) -> None:
     given = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribePattern": pattern, "group.id": "g"}
-    assert topic_pattern(pattern).only_here == (construct,)
-    assert parse_options(given).pattern_text() == pattern
+    assert parse_topic_pattern(pattern).only_here == (construct,)
+    assert parse_options(given).translated_pattern() == pattern
     for protocol in ("consumer", "push"):
         with pytest.raises(
             InvalidInputError, match=r"which the coordinator of a group can't look for: use group\.prot"
         ):
             parse_options(given | {"group.protocol": protocol})
     alone = {name: value for name, value in given.items() if name != "group.id"}
-    assert parse_options(alone | {"group.protocol": "consumer"}).pattern_text() == pattern
+    assert parse_options(alone | {"group.protocol": "consumer"}).translated_pattern() == pattern
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_a_pattern_like_a_glob_is_explained(pattern: str, words: str | None) -> 
 
 
 def test_kafkas_own_topics_are_never_found() -> None:
-    assert not topic_pattern(".*").finds("__consumer_offsets")
-    assert topic_pattern(".*").finds("__consumer_offsets2")
+    assert not parse_topic_pattern(".*").matches_topic("__consumer_offsets")
+    assert parse_topic_pattern(".*").matches_topic("__consumer_offsets2")
 
 
 class RandomPatterns:
@@ -188,7 +188,7 @@ def test_patterns_find_in_every_engine_what_they_find_in_java(spark: Any, seed: 
     for _ in range(PATTERNS):
         pattern = by_chance.pattern()
         try:
-            topic_pattern(pattern)
+            parse_topic_pattern(pattern)
         except InvalidInputError:
             continue
         held[pattern] = [by_chance.name() for _ in range(NAMES_EACH)]
@@ -197,10 +197,13 @@ def test_patterns_find_in_every_engine_what_they_find_in_java(spark: Any, seed: 
     frame = spark.createDataFrame(rows, "pattern STRING, name STRING").selectExpr("*", "name RLIKE pattern AS found")
     looked, found = 0, 0
     for row in frame.collect():
-        translated = topic_pattern(row.pattern)
+        translated = parse_topic_pattern(row.pattern)
         assert bool(translated.search(row.name)) is row.found, (row.pattern, translated.text, row.name)
         if not translated.only_here:
-            assert matcher(f"(?s).*(?:{translated.text}).*")(row.name) is row.found, (row.pattern, translated.text)
+            assert full_match_function(f"(?s).*(?:{translated.text}).*")(row.name) is row.found, (
+                row.pattern,
+                translated.text,
+            )
             looked += 1
         found += row.found
     assert looked > len(rows) / 2 and len(rows) / 10 < found < len(rows) * 9 / 10

@@ -19,8 +19,8 @@ from kohort.client.admin.values import NewTopic
 from kohort.client.group.member import GroupMember
 from kohort.client.producer.producer import Producer
 from kohort.spark.data_source import KohortDataSource
-from kohort.spark.source.read_twice import ReadTwice, read_twice
-from kohort.spark.source.single_reader_lock import Load, ReaderLock
+from kohort.spark.source.read_twice import DoubleReads, find_double_reads
+from kohort.spark.source.single_reader_lock import LoadCall, ReaderLock
 
 __all__ = ["own_signals", "place"]
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.usefixtures("own_signals"), LAST_RESORT]
@@ -177,7 +177,7 @@ HERE = {"kafka.bootstrap.servers": "a:1,b:2", "group.id": "g"}
 )
 def test_a_topic_that_two_loads_share_in_one_group_is_read_twice(second: dict[str, str], twice: bool) -> None:
     loads = [HERE | {"subscribe": "t"}, HERE | second, HERE | {"subscribe": "v"}]
-    assert read_twice(loads) == (loads[:2] if twice else [])
+    assert find_double_reads(loads) == (loads[:2] if twice else [])
 
 
 @pytest.mark.parametrize(
@@ -196,19 +196,19 @@ def test_two_patterns_of_one_group_are_apart_only_if_names_begin_otherwise(
     first: str, second: str, twice: bool
 ) -> None:
     loads = [HERE | {"subscribePattern": pattern} for pattern in (first, second)]
-    assert bool(read_twice(loads)) == twice
+    assert bool(find_double_reads(loads)) == twice
 
 
 def test_a_query_that_is_started_again_at_once_is_refused_again() -> None:
     """Spark tells of the end of the first run after the second one has started."""
     loads = [HERE | {"subscribe": "t", "group.id": "again"}] * 2
-    name = f"twice-{Load.of(loads[0]).likeness}"
-    twice = ReadTwice()
+    name = f"twice-{LoadCall.from_options(loads[0]).likeness}"
+    twice = DoubleReads()
     for run in ("first", "second"):
-        twice.started(run, loads)
-    twice.terminated("first")
+        twice.mark_run_sources(run, loads)
+    twice.forget_run("first")
     assert ReaderLock.is_held(name)
-    twice.terminated("second")
+    twice.forget_run("second")
     assert not ReaderLock.is_held(name)
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.spark.preloaded.sitecustomize import RUNNERS
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.tasks.workers import InterpreterChoice, choose, local_connect_warning
+from kohort.spark.tasks.workers import InterpreterChoice, choose_interpreter, local_connect_warning
 
 OWN = sys.executable
 SCRIPT = """
@@ -36,10 +36,10 @@ with Broker() as broker:
 
 @pytest.mark.parametrize("master", ["local", "local[4]", "local[*,2]", "local-cluster[2,1,1024]"])
 def test_workers_of_this_machine_run_this_interpreter(master: str) -> None:
-    assert choose(master, None, OWN) == InterpreterChoice(OWN)
-    assert choose(master, OWN, OWN) == InterpreterChoice()
+    assert choose_interpreter(master, None, OWN) == InterpreterChoice(OWN)
+    assert choose_interpreter(master, OWN, OWN) == InterpreterChoice()
     for other in ("/usr/bin/env", "no-such-python"):
-        choice = choose(master, other, OWN)
+        choice = choose_interpreter(master, other, OWN)
         assert choice.python == OWN
         assert choice.warning is not None
         assert other in choice.warning
@@ -48,10 +48,10 @@ def test_workers_of_this_machine_run_this_interpreter(master: str) -> None:
 def test_another_environment_of_the_same_program_is_another_interpreter(tmp_path: Path) -> None:
     link = tmp_path / "python"
     link.symlink_to(OWN)
-    assert choose("local", str(link), OWN).python == OWN
+    assert choose_interpreter("local", str(link), OWN).python == OWN
     folder = tmp_path / "linked"
     folder.symlink_to(Path(OWN).parent)
-    assert choose("local", str(folder / Path(OWN).name), OWN) == InterpreterChoice()
+    assert choose_interpreter("local", str(folder / Path(OWN).name), OWN) == InterpreterChoice()
 
 
 def test_connect_server_of_the_program_with_another_python_is_warned_about() -> None:
@@ -66,12 +66,12 @@ def test_connect_server_of_the_program_with_another_python_is_warned_about() -> 
 
 @pytest.mark.parametrize("master", ["spark://head:7077", "yarn", "k8s://https://head:443"])
 def test_workers_elsewhere_are_the_users_to_set_and_that_is_said(master: str) -> None:
-    choice = choose(master, None, OWN)
+    choice = choose_interpreter(master, None, OWN)
     assert choice.python is None
     assert choice.warning is not None
     assert "set PYSPARK_PYTHON" in choice.warning
     assert master in choice.warning
-    assert choose(master, "/opt/python/bin/python3", OWN) == InterpreterChoice()
+    assert choose_interpreter(master, "/opt/python/bin/python3", OWN) == InterpreterChoice()
 
 
 @pytest.mark.spark

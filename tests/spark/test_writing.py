@@ -12,7 +12,7 @@ from kohort import Admin, Broker, Consumer, Record, TopicPartition
 from kohort.client.admin.values import NewTopic
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.spark.tasks import write
-from kohort.spark.tasks.write import Writing
+from kohort.spark.tasks.write import TaskWriter
 
 HEADERS = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 BORN = int(time.time()) * 1000 - 60_000
@@ -30,8 +30,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         write._producers.clear()
 
 
-def plan(servers: str, *columns: str, topic: str | None = None, **settings: str) -> Writing:
-    return Writing(servers, tuple(sorted(settings.items())), topic, frozenset(columns))
+def plan(servers: str, *columns: str, topic: str | None = None, **settings: str) -> TaskWriter:
+    return TaskWriter(servers, tuple(sorted(settings.items())), topic, frozenset(columns))
 
 
 def read(servers: str, topic: str) -> dict[int, list[Record]]:

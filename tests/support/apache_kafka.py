@@ -79,7 +79,7 @@ class KafkaTools:
     ) -> subprocess.CompletedProcess[str]:
         """Runs a tool to its end; what it printed is in `stdout` and `stderr`."""
         return subprocess.run(
-            self.program(main, args, options).command(),
+            self.program(main, args, options).command_line(),
             input=stdin,
             stdin=subprocess.DEVNULL if stdin is None else None,
             capture_output=True,
@@ -91,7 +91,9 @@ class KafkaTools:
     def start(self, main: str, *args: str, stdout: Path) -> subprocess.Popen[bytes]:
         """Starts a tool that goes on; what it prints goes to the file `stdout`."""
         with stdout.open("wb") as output:
-            return start_dependent_child(self.program(main, args).command(), stdout=output, stderr=subprocess.STDOUT)
+            return start_dependent_child(
+                self.program(main, args).command_line(), stdout=output, stderr=subprocess.STDOUT
+            )
 
 
 class ApacheKafka:
@@ -143,7 +145,7 @@ class ApacheKafka:
         made = formatted_folder(self._jars, settings["node.id"])
         if not made.is_dir():
             program = self._program("kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._properties))
-            done = subprocess.run(program.command(), capture_output=True, text=True, check=False)
+            done = subprocess.run(program.command_line(), capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 said = f"{done.stdout}{done.stderr}"[:500]
                 raise maven.MavenUnavailable(f"Kafka's storage could not be formatted: {said}")

@@ -12,7 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
-from kohort.wire.batch import HEADER_SIZE, BatchRecord, build_batch, has_valid_crc, iter_headers, parse_header, patch
+from kohort.wire.batch import (
+    HEADER_SIZE,
+    BatchRecord,
+    build_batch,
+    has_valid_crc,
+    iter_headers,
+    parse_header,
+    patch_header,
+)
 from kohort.wire.codec import uvarint_bytes
 from kohort.wire.compression import CODECS, TooLargeError, compress, decompress
 from kohort.wire.records import read_records
@@ -106,7 +114,7 @@ def test_patching_keeps_the_checksum() -> None:
         build_batch([BatchRecord(0, 5, b"k", b"v")] * 3, producer_id=9, producer_epoch=1, base_sequence=4)
     )
     before = parse_header(batch)
-    patch(batch, 1234, 7)
+    patch_header(batch, 1234, 7)
     header = parse_header(batch)
     assert (header.base_offset, header.last_offset, header.partition_leader_epoch) == (1234, 1236, 7)
     assert header.crc == before.crc
@@ -116,7 +124,7 @@ def test_patching_keeps_the_checksum() -> None:
 
 def test_log_append_time_renews_the_checksum_and_covers_every_record() -> None:
     batch = bytearray(build_batch([BatchRecord(0, 5 + i, b"k", b"v") for i in range(3)]))
-    patch(memoryview(batch), 50, 0, max_timestamp=99_000)
+    patch_header(memoryview(batch), 50, 0, max_timestamp=99_000)
     header = parse_header(batch)
     assert header.is_log_append_time
     assert header.max_timestamp == 99_000

@@ -34,7 +34,7 @@ def decoded(frame: bytes) -> tuple[framing.RequestHeader, Any]:
 
 
 def template_of(frame: bytes) -> FrameTemplate:
-    template = FrameTemplate.of(frame, *decoded(frame))
+    template = FrameTemplate.from_frame(frame, *decoded(frame))
     assert template is not None
     return template
 
@@ -106,16 +106,16 @@ def test_commit_read_by_its_template_is_the_decoded_one(
     first = commit(version, counts, chance)
     template = template_of(frame_of(first, version))
     later = frame_of(moved(first, version, chance), version, correlation_id)
-    numbers = template.numbers(memoryview(bytearray(later)))
+    numbers = template.varying_numbers(memoryview(bytearray(later)))
     assert numbers is not None
     assert numbers[0] == correlation_id
     _, message = decoded(later)
     assert template.make(numbers) == message
-    offsets, epochs = template.positions(numbers)
+    offsets, epochs = template.offsets_and_epochs(numbers)
     parts = [part for topic in message.topics for part in topic.partitions]
     assert list(offsets) == [part.committed_offset for part in parts]
     assert list(epochs) == [part.committed_leader_epoch for part in parts]
-    assert template.make(template.numbers(frame_of(first, version)) or ()) == first
+    assert template.make(template.varying_numbers(frame_of(first, version)) or ()) == first
 
 
 @pytest.mark.parametrize("version", range(2, 11))
@@ -128,15 +128,15 @@ def test_frame_of_another_request_does_not_match(version: int, counts: list[int]
     for at in range(len(frame)):
         other = bytearray(frame)
         other[at] ^= 1
-        numbers = template.numbers(other)
+        numbers = template.varying_numbers(other)
         if numbers is None:
             continue
         found_header, found = decoded(bytes(other))
         assert found_header._replace(correlation_id=0) == header._replace(correlation_id=0)
         assert template.make(numbers) == found
         assert found == message or [t.name for t in found.topics] == [t.name for t in message.topics]
-    assert template.numbers(frame + b"\0") is None
-    assert template.numbers(frame[:-1]) is None
+    assert template.varying_numbers(frame + b"\0") is None
+    assert template.varying_numbers(frame[:-1]) is None
 
 
 def mutated(frame: bytes, chance: random.Random) -> bytes:
@@ -169,7 +169,7 @@ def with_any_numbers(template: FrameTemplate, frame: bytes, chance: random.Rando
     base = bytearray(frame)
     for at in range(len(frame)):
         base[at] ^= 1
-        if template.numbers(base) is None:
+        if template.varying_numbers(base) is None:
             base[at] ^= 1
         else:
             base[at] = chance.randrange(256)
@@ -221,12 +221,12 @@ def test_changed_frame_that_matches_is_what_the_decoder_reads(seed: int) -> None
     frame = frame_of(request, version, client_id=chance.choice((None, "", "c")))
     frame = mutated(frame, chance) if chance.random() < 0.3 else frame
     read = try_decode(frame)
-    template = None if read is None or read[0].api_key not in REPEATED else FrameTemplate.of(frame, *read)
+    template = None if read is None or read[0].api_key not in REPEATED else FrameTemplate.from_frame(frame, *read)
     if template is None:
         return
     later = [mutated(frame, chance) for _ in range(20)]
     for other in (*later, with_any_numbers(template, frame, chance)):
-        numbers = template.numbers(other)
+        numbers = template.varying_numbers(other)
         if numbers is not None:
             found = try_decode(other)
             assert found is not None
@@ -239,22 +239,22 @@ def test_heartbeats_share_one_message(message: Message) -> None:
     for version in range(message.MIN_VERSION, message.MAX_VERSION + 1):
         template = template_of(frame_of(message, version, client_id=None))
         assert template.same == message
-        assert template.numbers(frame_of(message, version, 77, None)) == (77,)
-        assert template.numbers(frame_of(message, version, 77, "c")) is None
+        assert template.varying_numbers(frame_of(message, version, 77, None)) == (77,)
+        assert template.varying_numbers(frame_of(message, version, 77, "c")) is None
         assert template.make((77,)) is template.same
 
 
 def test_request_that_is_encoded_in_another_way_has_no_template() -> None:
     """Bytes after the message, and a length in more bytes than it needs, are what other encoders may send."""
     frame = frame_of(HEARTBEAT, 4)
-    assert FrameTemplate.of(frame + b"\0", *decoded(frame + b"\0")) is None
+    assert FrameTemplate.from_frame(frame + b"\0", *decoded(frame + b"\0")) is None
     at = frame.index(b"\x02g")
     longer = frame[:at] + b"\x82\x00" + frame[at + 1 :]
     assert decoded(longer) == decoded(frame)
-    assert FrameTemplate.of(longer, *decoded(longer)) is None
+    assert FrameTemplate.from_frame(longer, *decoded(longer)) is None
 
 
 def test_long_frame_has_no_template() -> None:
     count = TEMPLATE_BYTES_MAX // 18 + 1
     frame = frame_of(commit(8, [count], random.Random(2)), 8)
-    assert FrameTemplate.of(frame, *decoded(frame)) is None
+    assert FrameTemplate.from_frame(frame, *decoded(frame)) is None

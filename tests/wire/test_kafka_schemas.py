@@ -119,7 +119,7 @@ class Comparison:
         }
         self.note(f"{path}: fields", sorted(expected), sorted(declared))
         for version in range(low, high + 1):
-            ordered = [field.name for field in declared.values() if field.tag is None and field.present(version)]
+            ordered = [field.name for field in declared.values() if field.tag is None and field.is_in_version(version)]
             self.note(f"{path}: order in version {version}", [name for name in expected if name in {*ordered}], ordered)
         for name in expected.keys() & declared.keys():
             self.field(declared[name], expected[name], low, high, f"{path}.{name}")

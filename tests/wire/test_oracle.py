@@ -111,7 +111,7 @@ def test_agrees_with_kio(kind: type[Message], version: int) -> None:
     theirs = _kio_class(kind, version)
     read, write = entity_reader(theirs), entity_writer(theirs)
     fields = {_our_name(kind.__name__, field.name) for field in dataclasses.fields(theirs)}
-    present = {field.name for field in kind.FIELDS if field.present(version) and not _is_own(field)}
+    present = {field.name for field in kind.FIELDS if field.is_in_version(version) and not _is_own(field)}
     assert {name.removesuffix("_ms") for name in present} == {name.removesuffix("_ms") for name in fields}
     for number, style in enumerate(STYLES):
         message = Values(f"{kind.__name__}/{version}/{number}", version, style).instance(kind)

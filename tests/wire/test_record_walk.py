@@ -16,9 +16,9 @@ from kohort.wire.record_walk import (
     WRONG_RECORDS_MAX,
     RecordRules,
     RejectedRecordReason,
-    fault,
     find_record,
     find_record_in_python,
+    invalid_record_error,
     walk_records_in_python,
 )
 from tests.support.hostile_batches import BASE_MS, HOSTILE, hostile_batch, record
@@ -115,7 +115,7 @@ def test_check_names_a_bounded_number_of_records(check: str, monkeypatch: pytest
 def test_fault_names_the_record() -> None:
     batch = HOSTILE["a value that runs past its record"]
     status, index, *_ = record_walk.walk_records(batch, HEADER_SIZE, parse_header(batch), ANY)
-    error = fault(status, index)
+    error = invalid_record_error(status, index)
     assert error.message == "record 0: its value runs past its end"
     assert error.code is ErrorCode.INVALID_RECORD
 

@@ -67,7 +67,7 @@ def _absent(cls: type[Struct], version: int) -> list[tuple[Field, bool]]:
     found = []
     for field in cls.FIELDS:
         inner = field.struct or (field.element.struct if field.element is not None else None)
-        if not field.present(version):
+        if not field.is_in_version(version):
             found.append((field, field.ignorable))
         elif inner is not None:
             found += _absent(inner, version)
@@ -80,7 +80,7 @@ def _carrying(cls: type[Struct], version: int, wanted: Field, value: Any) -> Str
         if field is wanted:
             return cls(**{field.name: value})
         inner = field.struct or (field.element.struct if field.element is not None else None)
-        if inner is not None and field.present(version):
+        if inner is not None and field.is_in_version(version):
             part = _carrying(inner, version, wanted, value)
             if part is not None:
                 return cls(**{field.name: [part] if field.kind == "array" else part})

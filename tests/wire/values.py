@@ -36,7 +36,7 @@ class Values:
         values = {
             field.name: self.value(field)
             for field in cls.FIELDS
-            if field.present(self.version) and not (field.tag is not None and self.random.random() < 0.3)
+            if field.is_in_version(self.version) and not (field.tag is not None and self.random.random() < 0.3)
         }
         self.depth -= 1
         return cls(**values)

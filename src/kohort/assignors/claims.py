@@ -21,7 +21,7 @@ class PartitionOwners:
     held: dict[MemberId, Sequence[TopicPartition]]
     owners: dict[str, list[MemberId | None]]
 
-    def release(self, partitions: Sequence[TopicPartition]) -> None:
+    def remove_owners(self, partitions: Sequence[TopicPartition]) -> None:
         """Remove the owners of partitions; the caller updates `held`."""
         for topic, number in partitions:
             self.owners[topic][number] = None

@@ -74,7 +74,7 @@ class _Share:
         """Return how many more of the topic's partitions a member may get."""
         return max(0, self.least + (self.extra > 0) - self.given[taker])
 
-    def matches(self, taker: MemberId, partition: int) -> bool:
+    def is_in_rack_of(self, taker: MemberId, partition: int) -> bool:
         """Return whether a partition has a replica in the member's rack; always True for a member without a rack."""
         rack = self.member_racks[taker]
         return rack is None or (partition < len(self.racks) and rack in self.racks[partition])
@@ -121,7 +121,7 @@ def _match_racks(shares: list[_Share], result: Assignment) -> None:
         if len(group) > 1:
             _match_alike(takers, count, group, result)
         elif group[0].by_rack:
-            group[0].give_first_remaining(result, group[0].matches)
+            group[0].give_first_remaining(result, group[0].is_in_rack_of)
 
 
 def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], result: Assignment) -> None:
@@ -132,7 +132,7 @@ def _match_alike(takers: tuple[MemberId, ...], count: int, group: list[_Share], 
             (
                 taker
                 for taker in open_takers
-                if all(share.remaining_quota(taker) and share.matches(taker, partition) for share in group)
+                if all(share.remaining_quota(taker) and share.is_in_rack_of(taker, partition) for share in group)
             ),
             None,
         )

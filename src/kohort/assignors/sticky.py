@@ -371,7 +371,7 @@ def divide_evenly(
             size += 1
         if len(claims) > size:
             claims = claims_in_keeping_order(claims, members[member], topics)
-            ownership.release(claims[size:])
+            ownership.remove_owners(claims[size:])
         result[member] = list(claims[:size])
     left = [partition for topic in sorted(topics) for partition in ownership.unowned(topic)]
     if left and any(subscription.rack for subscription in members.values()):
@@ -481,7 +481,7 @@ def _divide_unevenly(
             share = counts[topic_numbers[topic]].get(member_numbers[member], 0)
             partitions = claims_in_keeping_order(list(group), members[member], topics)
             result[member] += partitions[:share]
-            ownership.release(partitions[share:])
+            ownership.remove_owners(partitions[share:])
     for topic, number in topic_numbers.items():
         left = ownership.unowned(topic)
         if left:

@@ -98,7 +98,7 @@ class _Entry(NamedTuple):
     operation: int
     permission: int
 
-    def concerns(self, principal: str, host: str) -> bool:
+    def applies_to(self, principal: str, host: str) -> bool:
         """Return whether the rule is about this principal and client address (a `normalized_address`)."""
         if self.principal not in (principal, EVERYONE):
             return False
@@ -203,7 +203,7 @@ class AclIndex:
             self._types[kind].update_prefix_lengths()
             self.version += 1
 
-    def decide(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
+    def is_allowed(self, principal: str, host: str, operation: int, resource: tuple[int, str], default: bool) -> bool:
         """Decide by the ACL rules whether a principal may do an operation on a resource.
 
         Args:
@@ -223,7 +223,7 @@ class AclIndex:
         for entries in of_type.matching_entries(name):
             for entry in entries:
                 named = True
-                if not entry.concerns(principal, host):
+                if not entry.applies_to(principal, host):
                     continue
                 if entry.permission == AclPermission.DENY:
                     if entry.operation in (operation, AclOperation.ALL):
@@ -232,7 +232,7 @@ class AclIndex:
                     allowed = True
         return allowed if named else default
 
-    def decide_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
+    def is_allowed_on_any(self, principal: str, host: str, operation: int, kind: int) -> bool:
         """Decide whether a principal may do an operation on at least one resource of a type.
 
         True if an ALLOW rule names a resource or prefix that no DENY rule covers. Resources that no rule names do not
@@ -249,7 +249,7 @@ class AclIndex:
                 for name, found in entries.items()
                 for entry in found
                 if entry.permission == permission
-                and entry.concerns(principal, host)
+                and entry.applies_to(principal, host)
                 and entry.operation in (operation, AclOperation.ALL)
             }
 

@@ -38,7 +38,7 @@ class Resource(IntEnum):
     USER = 7
 
     @property
-    def refusal(self) -> ErrorCode:
+    def refusal_error_code(self) -> ErrorCode:
         """The error code for a client without permission for such a resource, e.g. TOPIC_AUTHORIZATION_FAILED."""
         return _REFUSALS[self]
 
@@ -53,7 +53,7 @@ _REFUSALS = {
 }
 
 
-class Scope(IntEnum):
+class RefusalScope(IntEnum):
     """The extent of a refusal when a client lacks a permission: the whole request, or the single resource."""
 
     REQUEST = 1
@@ -65,7 +65,7 @@ class RequiredPermission(NamedTuple):
 
     operation: AclOperation
     resource: Resource
-    scope: Scope = Scope.REQUEST
+    scope: RefusalScope = RefusalScope.REQUEST
 
 
 class Caller(Protocol):
@@ -84,7 +84,7 @@ class Caller(Protocol):
         """The name of the API that the client called."""
 
 
-class PastCaller(NamedTuple):
+class CallerCopy(NamedTuple):
     """A copy of a request's caller, kept for later decisions without keeping the request's memory."""
 
     principal: Principal
@@ -93,7 +93,7 @@ class PastCaller(NamedTuple):
     api: str
 
     @classmethod
-    def copy_of(cls, caller: Caller) -> PastCaller:
+    def copy_of(cls, caller: Caller) -> CallerCopy:
         """Return a copy of a request's caller that does not keep the request in memory."""
         return cls(caller.principal, caller.host, caller.client_id, caller.api)
 
@@ -125,7 +125,7 @@ class Authorizer(Protocol):
         """Return whether the caller may do an operation on at least one resource of a kind."""
 
 
-class GuardedHost(Protocol):
+class HostWithAuthorizer(Protocol):
     """A host that may have an authorizer."""
 
     @property
@@ -194,34 +194,34 @@ class StandardAuthorizer:
         principal = str(caller.principal)
         if principal in self._super_users:
             return True
-        return self._acls.decide(principal, caller.host, operation, (resource, name), self._default)
+        return self._acls.is_allowed(principal, caller.host, operation, (resource, name), self._default)
 
     def allows_on_any(self, caller: Caller, operation: AclOperation, resource: Resource) -> bool:
         """Return whether the caller may do an operation on at least one resource of a kind."""
         if self.allows(caller, operation, resource, SOME_NAME, audited=False):
             return True
-        return self._acls.decide_on_any(str(caller.principal), caller.host, operation, resource)
+        return self._acls.is_allowed_on_any(str(caller.principal), caller.host, operation, resource)
 
 
 NONE_REFUSED: frozenset[str] = frozenset()
 
 
 def is_allowed(
-    host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
+    host: HostWithAuthorizer, caller: Caller, operation: AclOperation, resource: Resource, name: str = CLUSTER_NAME
 ) -> bool:
     """Return whether the caller may do an operation on a resource."""
     guard = host.authorizer
     return guard is None or guard.allows(caller, operation, resource, name)
 
 
-def may_see(host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
+def may_see(host: HostWithAuthorizer, caller: Caller, operation: AclOperation, resource: Resource, name: str) -> bool:
     """Return whether a list includes a resource. A resource that is left out is no refusal for the audit log."""
     guard = host.authorizer
     return guard is None or guard.allows(caller, operation, resource, name, audited=False)
 
 
 def unauthorized_names(
-    host: GuardedHost, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
+    host: HostWithAuthorizer, caller: Caller, operation: AclOperation, resource: Resource, names: Iterable[str]
 ) -> frozenset[str]:
     """Return those of the names on which the caller may not do an operation; none without an authorizer."""
     guard = host.authorizer
@@ -238,10 +238,10 @@ def request_authorization_error(
     Return the error code that rejects it, or NONE.
     """
     for need in needs:
-        if need.scope is Scope.REQUEST and not guard.allows(
+        if need.scope is RefusalScope.REQUEST and not guard.allows(
             request, need.operation, need.resource, _resource_name(request.message, need.resource)
         ):
-            return need.resource.refusal
+            return need.resource.refusal_error_code
     return ErrorCode.NONE
 
 
@@ -258,7 +258,7 @@ _O, _R = AclOperation, Resource
 
 def _each(operation: AclOperation, resource: Resource) -> RequiredPermission:
     """Return a permission that is checked for each resource in a request, not once for the whole request."""
-    return RequiredPermission(operation, resource, Scope.RESOURCE)
+    return RequiredPermission(operation, resource, RefusalScope.RESOURCE)
 
 
 _CLUSTER_ALTER = (RequiredPermission(_O.ALTER, _R.CLUSTER),)
@@ -374,7 +374,7 @@ class PushAuthorization:
 
     def __init__(self, authorizer: Authorizer, request: PushRequest) -> None:
         self._authorizer = authorizer
-        self.caller = PastCaller.copy_of(request)
+        self.caller = CallerCopy.copy_of(request)
         self._kind = request.kind
         message = request.message
         self._groups: tuple[str, ...] = () if message.group_id is None else (message.group_id,)
@@ -383,7 +383,7 @@ class PushAuthorization:
             self._topics = tuple(parse_topic_count(message.topic_count).topics)
         self._version: int | None = None
 
-    def refusal(self) -> ErrorCode:
+    def current_error(self) -> ErrorCode:
         """Return NONE while the request is allowed, else the error code."""
         version = self._authorizer.version
         if version < 0:
@@ -393,7 +393,7 @@ class PushAuthorization:
         for need in PUSH_NEEDS[self._kind]:
             for name in self._groups if need.resource is Resource.GROUP else self._topics:
                 if not self._authorizer.allows(self.caller, need.operation, need.resource, name):
-                    return need.resource.refusal
+                    return need.resource.refusal_error_code
         self._version = version
         return ErrorCode.NONE
 
@@ -417,7 +417,7 @@ OPERATIONS = {kind: [AclOperation[name] for name in names.split()] for kind, nam
 _ALL_OPERATIONS = {kind: sum(1 << operation for operation in operations) for kind, operations in OPERATIONS.items()}
 
 
-def permitted_operations(asked: bool, host: GuardedHost, caller: Caller, resource: Resource, name: str) -> int:
+def permitted_operations(asked: bool, host: HostWithAuthorizer, caller: Caller, resource: Resource, name: str) -> int:
     """Return a resource's `authorized_operations`: a bit field of the ACL operations that the caller may perform.
 
     UNKNOWN_OPERATIONS if the client did not ask for it.
@@ -430,7 +430,7 @@ def permitted_operations(asked: bool, host: GuardedHost, caller: Caller, resourc
     return sum(1 << operation for operation in operations if may_see(host, caller, operation, resource, name))
 
 
-def permitted_on_cluster(asked: bool, host: GuardedHost, caller: Caller) -> int:
+def permitted_on_cluster(asked: bool, host: HostWithAuthorizer, caller: Caller) -> int:
     """Return the cluster's `authorized_operations` for the caller; none if it may not describe the cluster."""
     if asked and not is_allowed(host, caller, AclOperation.DESCRIBE, Resource.CLUSTER):
         return 0

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 
 from kohort.errors import InvalidInputError
 from kohort.groups.consumer import assignment
-from kohort.groups.effects import Computation, DividePartitions, ResolveRegexes
-from kohort.groups.events import AssignmentComputed, Event, PartitionsDivided
+from kohort.groups.effects import Computation, ComputePushAssignment, ResolveRegexes
+from kohort.groups.events import AssignmentComputed, Event, PushAssignmentComputed
 from kohort.groups.push import rebalance
 from kohort.name_patterns import matching_names
 
@@ -23,9 +23,9 @@ def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = 
     if isinstance(work, ResolveRegexes):
         return assignment.resolve_regexes(work, lambda regex, topics: visible(matching_topics(regex, topics)))
     try:
-        if isinstance(work, DividePartitions):
-            return rebalance.divide_partitions(work, matching_topics, visible)
-        return assignment.compute(work)
+        if isinstance(work, ComputePushAssignment):
+            return rebalance.compute_push_assignment(work, matching_topics, visible)
+        return assignment.compute_target_assignment(work)
     except Exception as error:
         # An assignor may be third-party code: whatever it raises is an error of the group, not of the broker.
         log.exception(
@@ -35,8 +35,8 @@ def run_task(work: Computation, visible: Callable[[Iterable[str]], list[str]] = 
             work.assignor,
         )
         failure = f"{type(error).__name__}: {error}"
-        if isinstance(work, DividePartitions):
-            return PartitionsDivided(work.group_id, work.ticket, {}, {}, failure)
+        if isinstance(work, ComputePushAssignment):
+            return PushAssignmentComputed(work.group_id, work.ticket, {}, {}, failure)
         return AssignmentComputed(work.group_id, work.ticket, work.epoch, {}, failure)
 
 

@@ -43,7 +43,7 @@ class RequestThrottling(Protocol):
     active: bool
     """Whether there are any quotas."""
 
-    def begin(self, request: Request[Message], size: int) -> RequestMeter:
+    def begin_measuring(self, request: Request[Message], size: int) -> RequestMeter:
         """Begin to measure a request of `size` bytes toward the client's quotas."""
 
     def charge_push_frame(self, connection: Connection, seconds: float) -> None:
@@ -72,7 +72,7 @@ class DispatchHost(Protocol):
     @property
     def repeated(self) -> RepeatedRequests: ...
 
-    def release(self, client: ClientSession) -> None:
+    def answer_delayed_heartbeats(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on the connection."""
 
 
@@ -204,7 +204,7 @@ class Dispatcher(Generic[D]):
         client = connection.client
         repetition = client.repeated.get(frame[1]) if client.repeated else None
         template = None if repetition is None else repetition.template
-        numbers = None if template is None else template.numbers(frame)
+        numbers = None if template is None else template.varying_numbers(frame)
         if numbers is None:
             request = self._read_request(connection, frame)
             if request is None:
@@ -215,7 +215,7 @@ class Dispatcher(Generic[D]):
             key, version, _, client_id = template.header
             request = Request(connection, key, version, numbers[0], client_id)
             if client.held:
-                self._host.release(client)
+                self._host.answer_delayed_heartbeats(client)
             connection.pending.append(request)
             request.template, request.numbers = template, numbers
             if template.same is not None:
@@ -228,15 +228,15 @@ class Dispatcher(Generic[D]):
         request.began = perf_counter()
         throttling = self._host.throttling
         login = client.login
-        if throttling is not None and throttling.active and (login is None or login.is_known):
-            request.meter = throttling.begin(request, len(frame))
+        if throttling is not None and throttling.active and (login is None or login.is_authenticated):
+            request.meter = throttling.begin_measuring(request, len(frame))
         if route.changes and (audit := self._host.audit) is not None:
             request.on_answer = audit.record_changes_of_response
         guard = self._host.authorizer
         if guard is not None and (refused := request_authorization_error(guard, request, route.needs)):
             request.reply(error_response(request, refused, refused.text))
             return
-        if faults.active and faults.on_request(request, lambda: self._run(route, request)):
+        if faults.active and faults.apply_rules(request, lambda: self._run(route, request)):
             return
         self._run(route, request)
 
@@ -254,7 +254,7 @@ class Dispatcher(Generic[D]):
         request: Request[Message] = Request(connection, *header)
         client = request.client
         if client.held:
-            self._host.release(client)
+            self._host.answer_delayed_heartbeats(client)
         connection.pending.append(request)
         route = self._routes.get(key)
         if route is None:

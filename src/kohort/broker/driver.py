@@ -43,13 +43,13 @@ class ShardHost(Protocol):
     def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Handle the end of a shard that was fenced or can't be read and will not serve again."""
 
-    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
 
     def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task off the loop and pass its event to `done` on the loop."""
 
-    def push(self, push: Push) -> None:
+    def send_to_push_consumer(self, push: Push) -> None:
         """Send a Ping, Stop or Start to a push consumer, or close its connection."""
 
     def record_metric(self, note: MetricNote) -> None:
@@ -68,9 +68,9 @@ class LoopDriver:
         self.topics_since_load = host.topics_since_load
         self.handle_shard_loaded = host.handle_shard_loaded
         self.handle_shard_ended = host.handle_shard_ended
-        self.own_settings = host.own_settings
+        self.group_settings_of_shard = host.group_settings_of_shard
         self.run_background_task = host.run_background_task
-        self.push = host.push
+        self.send_to_push_consumer = host.send_to_push_consumer
         self.record_metric = host.record_metric
 
     def now(self) -> Now:

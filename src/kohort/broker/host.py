@@ -25,7 +25,7 @@ from uuid import UUID
 from zlib import crc32
 
 from kohort.broker.audit import AuditLog
-from kohort.broker.authorization import Authorizer, Caller, PastCaller, PushAuthorization, Resource, may_see
+from kohort.broker.authorization import Authorizer, Caller, CallerCopy, PushAuthorization, Resource, may_see
 from kohort.broker.dispatch import RequestThrottling
 from kohort.broker.driver import LoopDriver
 from kohort.broker.endpoints import Endpoints
@@ -44,9 +44,9 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
     BackgroundTask,
     Computation,
-    Counted,
-    DismissConsumer,
-    DividePartitions,
+    ComputePushAssignment,
+    CounterIncreased,
+    DisconnectConsumer,
     FindOffsets,
     GroupEmptied,
     Lookup,
@@ -59,16 +59,16 @@ from kohort.groups.effects import (
     StopConsumer,
 )
 from kohort.groups.events import (
-    ConsumerAnswered,
     Event,
     GroupSettings,
     OffsetsFound,
+    PushConsumerAnswered,
     PushPosition,
     PushRequestKind,
     TopicImage,
 )
 from kohort.ids import AclOperation, TopicPartition
-from kohort.io.processes import ENDING_LOOKS_S, has_ended
+from kohort.io.processes import ENDING_LOOKS_S, has_process_ended
 from kohort.io.thread_pools import run_in_pool
 from kohort.journal.protocol import Journal
 from kohort.name_patterns import matching_names
@@ -223,13 +223,13 @@ class PushConnections:
                     group_id,
                     connection.name,
                 )
-                connection.finish()
+                connection.close_after_responses()
 
     def forget_connection(self, client: ClientSession) -> None:
         """Forget a push consumer's connection that has closed."""
         self._by_number.pop(client.number, None)
 
-    def push(self, push: Push) -> None:
+    def send_to_consumer(self, push: Push) -> None:
         """Send a Ping, Stop or Start to a registered push consumer, or close its connection.
 
         A consumer whose connection has closed is skipped: its shard is notified of the disconnect separately.
@@ -240,14 +240,14 @@ class PushConnections:
         connection = found.connection
         value = push.value
         try:
-            if isinstance(value, DismissConsumer):
+            if isinstance(value, DisconnectConsumer):
                 log.info(
                     "[group %s] closing a push consumer's connection from %s: %s",
                     value.group_id,
                     connection.name,
                     value.why,
                 )
-                connection.finish()
+                connection.close_after_responses()
             else:
                 self._send_to_consumer(found, value, *encode_server_request(value, self._leader))
         except WireError as error:
@@ -256,7 +256,7 @@ class PushConnections:
     @staticmethod
     def _close_consumer(connection: Connection, group_id: str, error: KafkaError) -> None:
         log.warning("[group %s] closing a push consumer's connection from %s: %s", group_id, connection.name, error)
-        connection.finish()
+        connection.close_after_responses()
 
     def _send_to_consumer(self, to: PushRegistration, value: Asks, asking: PushRequestKind, body: bytes) -> None:
         connection = to.connection
@@ -271,7 +271,7 @@ class PushConnections:
             except KafkaError as error:
                 self._close_consumer(connection, value.group_id, error)
 
-        if not (self._faults.active and self._faults.on_request(asked, send_request_frame)):
+        if not (self._faults.active and self._faults.apply_rules(asked, send_request_frame)):
             send_request_frame()
 
     def _leader(self, topic: str, partition: int) -> int:
@@ -299,7 +299,7 @@ class PushConnections:
             BadFrame: the answer is malformed.
         """
         connection = by.connection
-        if by.right is not None and (refused := by.right.refusal()):
+        if by.right is not None and (refused := by.right.current_error()):
             what = f"{value.member_id} may not be a member any more: {refused.name}: {refused.text}"
             self._close_consumer(connection, value.group_id, KafkaError(what, refused))
             return
@@ -325,7 +325,7 @@ def encode_server_request(value: Asks, leader: Callable[[str, int], int]) -> tup
     return PushRequestKind.START, encode_start(parts)
 
 
-def decode_consumer_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> ConsumerAnswered:
+def decode_consumer_answer(value: Asks, connection: int, asked: PushRequestKind, frame: Frame) -> PushConsumerAnswered:
     """Decode a push consumer's answer as the event for its group's shard.
 
     The frame does not name its request, so the caller supplies it.
@@ -340,7 +340,7 @@ def decode_consumer_answer(value: Asks, connection: int, asked: PushRequestKind,
         positions = tuple([PushPosition(entry.topic, entry.partition, entry.offset) for entry in found])
     else:
         error = ErrorCode.of(ErrorResponse.decode(frame).error_code)
-    return ConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
+    return PushConsumerAnswered(value.group_id, value.member_id, connection, asked, error, positions)
 
 
 class AssignmentThreads:
@@ -400,10 +400,10 @@ class KnownTopics(Protocol):
     @property
     def by_id(self) -> Mapping[UUID, KnownTopic]: ...
 
-    def image(self) -> TopicImage:
+    def topic_image(self) -> TopicImage:
         """Return all topics as the group coordinator sees them."""
 
-    def refusal(self, name: str) -> KafkaError | None:
+    def invalid_name_error(self, name: str) -> KafkaError | None:
         """Return why a topic of this name can't exist, or None."""
 
 
@@ -415,7 +415,9 @@ class OffsetTransactions(Protocol):
     ) -> ErrorCode:
         """Add partitions of the offsets topic to a transaction."""
 
-    def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
+    def check_partition_in_transaction(
+        self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition
+    ) -> ErrorCode:
         """Check that a producer's transaction includes this partition of the offsets topic."""
 
 
@@ -481,7 +483,7 @@ class GroupHost:
         self._matching = ThreadPoolExecutor(1, "kohort-match")
         self._dividers = AssignmentThreads(config.push_rebalance_threads)
         self._work: set[asyncio.Future[Event]] = set()
-        self._regex_callers: OrderedDict[str, PastCaller] = OrderedDict()
+        self._regex_callers: OrderedDict[str, CallerCopy] = OrderedDict()
         self._regexes_waiting: dict[str, tuple[ResolveRegexes, Callable[[Event], None]]] = {}
 
     def _shard_given_up(self, index: int) -> None:
@@ -502,9 +504,9 @@ class GroupHost:
         keeps_one = self.group_config.notice_disconnects != "off" and client.is_kohort_client
         return self.group_config.disconnect_lease_ms if keeps_one else 0
 
-    def release(self, client: ClientSession) -> None:
+    def answer_delayed_heartbeats(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on the connection."""
-        self.groups.release(client)
+        self.groups.answer_delayed_heartbeats(client)
 
     def on_client_disconnected(self, client: ClientSession) -> None:
         """Notify the group shards that a client's connection is closed."""
@@ -519,7 +521,7 @@ class GroupHost:
 
         The process is checked before each pause in `looks_s`, until it has ended; after the last, it counts as alive.
         """
-        ended = bool(looks_s) and has_ended(client.process)
+        ended = bool(looks_s) and has_process_ended(client.process)
         if looks_s and not ended:
             self.loop.call_later(looks_s[0], self._report_lost, client, noticed, looks_s[1:])
         else:
@@ -529,7 +531,7 @@ class GroupHost:
 
     def topic_image(self) -> TopicImage:
         """Return all topics that exist now."""
-        return self.topics.image()
+        return self.topics.topic_image()
 
     def topics_since_load(self, index: int) -> Sequence[str]:
         """Return the topics created since a shard's journal was last loaded: none, unless a subclass tracks them.
@@ -546,7 +548,7 @@ class GroupHost:
         """Close push connections of a shard that was fenced or can't be read."""
         self.consumers.close_shard_connections(index)
 
-    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
         return {}
 
@@ -583,7 +585,7 @@ class GroupHost:
 
         Regular expressions have a pool of their own, so that slow ones delay no assignments.
         """
-        if isinstance(work, DividePartitions):
+        if isinstance(work, ComputePushAssignment):
             return self._dividers.assignment_executor_of(work.group_id)
         return self._matching if isinstance(work, ResolveRegexes) else self._workers
 
@@ -614,7 +616,7 @@ class GroupHost:
 
         A regex resolution that had to wait for such a client is started.
         """
-        self._regex_callers[group_id] = PastCaller.copy_of(caller)
+        self._regex_callers[group_id] = CallerCopy.copy_of(caller)
         self._regex_callers.move_to_end(group_id)
         if len(self._regex_callers) > REGEX_CALLERS_MAX:
             self._regex_callers.popitem(last=False)
@@ -628,7 +630,7 @@ class GroupHost:
         if isinstance(work, ResolveRegexes):
             caller = self._regex_callers.get(work.group_id)
             return None if caller is None else partial(self._describable, caller)
-        if isinstance(work, DividePartitions):
+        if isinstance(work, ComputePushAssignment):
             rights = self.consumers.authorizations(work.group_id)
             return lambda names: [name for name in names if all(right.may_read(name) for right in rights)]
         return list
@@ -651,16 +653,16 @@ class GroupHost:
         failure = "start and end offsets can't be looked up here: commit positions before consumers start"
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, (), failure))
 
-    def push(self, push: Push) -> None:
+    def send_to_push_consumer(self, push: Push) -> None:
         """Send a Ping, Stop or Start of a shard to a push consumer, or close its connection."""
-        self.consumers.push(push)
+        self.consumers.send_to_consumer(push)
 
     def record_metric(self, note: MetricNote) -> None:
         """Update the metrics and the history of rebalances from a group coordinator."""
-        if not isinstance(note, Counted):
-            self.rebalances.record_note(note)
+        if not isinstance(note, CounterIncreased):
+            self.rebalances.record_rebalance_event(note)
         if not isinstance(note, GroupEmptied):
-            self.metrics.record_note(note)
+            self.metrics.record_measurement(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)
 

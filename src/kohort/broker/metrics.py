@@ -12,7 +12,14 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Final, TypedDict
 
-from kohort.groups.effects import Counted, GroupState, Meter, RebalanceCaused, Rebalanced, RebalanceReason
+from kohort.groups.effects import (
+    CoordinatorMeter,
+    CounterIncreased,
+    GroupState,
+    RebalanceCaused,
+    Rebalanced,
+    RebalanceReason,
+)
 from kohort.wire.framing import APIS
 from kohort.wire.push import PushType
 
@@ -25,10 +32,15 @@ RATE_WINDOW_S = 30.0
 """A rate covers the last one to two windows of this length, like Kafka's rates with default settings."""
 GROUPS_MAX = 1_000
 """The most groups with their own rebalance metrics: those that rebalanced last. Bounds memory and scrape size."""
-IMPORT_METERS = (Meter.GROUP_IMPORTS, Meter.MEMBERS_ELSEWHERE)
-HELD_METERS = (Meter.HELD_TOLD, Meter.HELD_DISCONNECTS, Meter.HELD_LATE)
-KAFKA_METERS = (Meter.OFFSET_COMMITS, Meter.OFFSET_EXPIRATIONS, Meter.OFFSET_DELETIONS, Meter.COMPLETED_REBALANCES)
-PUSH_METERS = (Meter.PUSH_FAILED,)
+IMPORT_METERS = (CoordinatorMeter.GROUP_IMPORTS, CoordinatorMeter.MEMBERS_ELSEWHERE)
+HELD_METERS = (CoordinatorMeter.HELD_TOLD, CoordinatorMeter.HELD_DISCONNECTS, CoordinatorMeter.HELD_LATE)
+KAFKA_METERS = (
+    CoordinatorMeter.OFFSET_COMMITS,
+    CoordinatorMeter.OFFSET_EXPIRATIONS,
+    CoordinatorMeter.OFFSET_DELETIONS,
+    CoordinatorMeter.COMPLETED_REBALANCES,
+)
+PUSH_METERS = (CoordinatorMeter.PUSH_FAILED,)
 API_NAMES = {key: api.name for key, api in APIS.items()} | {int(kind): kind.api for kind in PushType}
 """API names by key, of Kafka's APIs and of push frames. Both share one range of numbers."""
 GROUP_METRICS: Final = "group-coordinator-metrics"
@@ -229,7 +241,7 @@ class GroupRebalances:
         self.downtime_ms = 0.0
         self.last = Rebalanced("", "", 0, 0.0, 0, 0)
 
-    def add(self, note: Rebalanced) -> None:
+    def add_rebalance(self, note: Rebalanced) -> None:
         """Record one completed rebalance of the group."""
         self.completed += 1
         self.duration_ms += note.duration_ms
@@ -267,7 +279,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.mirror: ZooKeeperMirrorMetrics | None = None
-        self.meters = {meter: Rate() for meter in Meter}
+        self.meters = {meter: Rate() for meter in CoordinatorMeter}
         self.apis = {key: ApiMetrics() for key in API_NAMES}
         self.rebalances: OrderedDict[str, GroupRebalances] = OrderedDict()
         self.causes: Counter[str] = Counter()
@@ -278,9 +290,9 @@ class Metrics:
         self.append = Histogram()
         self.events = 0
 
-    def record_note(self, note: Counted | RebalanceCaused | Rebalanced) -> None:
+    def record_measurement(self, note: CounterIncreased | RebalanceCaused | Rebalanced) -> None:
         """Record a metric that a group coordinator reports: a counter or a rebalance."""
-        if isinstance(note, Counted):
+        if isinstance(note, CounterIncreased):
             self.meters[note.meter].add(note.amount)
             return
         if isinstance(note, RebalanceCaused):
@@ -289,7 +301,7 @@ class Metrics:
         self.whole.observe(note.duration_ms / 1000)
         self.downtime.observe(note.downtime_ms / 1000)
         of_group = self.rebalances.pop(note.group_id, None) or GroupRebalances()
-        of_group.add(note)
+        of_group.add_rebalance(note)
         self.rebalances[note.group_id] = of_group
         if len(self.rebalances) > GROUPS_MAX:
             self.rebalances.popitem(last=False)
@@ -306,7 +318,7 @@ class Metrics:
         """
         by_state = Counter(groups)
         return {
-            GROUP_METRICS: self.kafka_meters(),
+            GROUP_METRICS: self.kafka_metric_values(),
             "groups": {
                 protocol: {state.value: count for (of, state), count in sorted(by_state.items()) if of == protocol}
                 for protocol in ("classic", "consumer", "push")
@@ -329,7 +341,7 @@ class Metrics:
             "listen": listen,
         }
 
-    def kafka_meters(self) -> dict[str, float]:
+    def kafka_metric_values(self) -> dict[str, float]:
         """Return Kafka's meters by name: rates (1/s) and counts."""
         meters: dict[str, float] = {}
         for meter in KAFKA_METERS:

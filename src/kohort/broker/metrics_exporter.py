@@ -18,7 +18,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from kohort.broker.metrics import GROUP_METRICS, HistogramSummary, Snapshot
-from kohort.groups.effects import Meter
+from kohort.groups.effects import CoordinatorMeter
 
 Timed: TypeAlias = Literal["rebalance", "downtime", "event-queue", "step", "journal-append"]
 HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
@@ -30,8 +30,8 @@ HISTOGRAMS: Final[dict[Timed, tuple[str, str]]] = {
 }
 
 IMPORTS: Final[dict[str, str]] = {
-    Meter.GROUP_IMPORTS: "Groups imported from Kafka's own coordinator",
-    Meter.MEMBERS_ELSEWHERE: "Groups here that were found to have members at Kafka's own coordinator too",
+    CoordinatorMeter.GROUP_IMPORTS: "Groups imported from Kafka's own coordinator",
+    CoordinatorMeter.MEMBERS_ELSEWHERE: "Groups here that were found to have members at Kafka's own coordinator too",
 }
 
 ZOOKEEPER_LAG: Final = "Age of the state of push groups that ZooKeeper shows"

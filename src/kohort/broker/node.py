@@ -87,7 +87,7 @@ class Node(GroupHost):
         self.producer_ids = ProducerIds(data_dir)
         self.slices = SliceQueue(loop)
         self.records = RecordWorkers(loop)
-        store.compact_in = self.records.compact
+        store.compact_in = self.records.run_compaction_step
         self.group_settings = GroupSettingsFile(
             data_dir, self.group_config, lambda event: self.groups.queue_event(event.group_id, event)
         )
@@ -148,7 +148,7 @@ class Node(GroupHost):
             self.topics.create(OFFSETS_TOPIC, self.config.offsets_partitions, configs)
         self.groups.count = self.store.topics[OFFSETS_TOPIC].partitions
         for index in range(self.groups.count):
-            self.groups.begin(index, self._journal_log(index).leader_epoch + 1)
+            self.groups.take_over_shard(index, self._journal_log(index).leader_epoch + 1)
         self.transactions.start()
         self._maintain()
 
@@ -168,7 +168,7 @@ class Node(GroupHost):
 
     def topics_since_load(self, index: int) -> list[str]:
         """Return the topics created since a shard's journal was last loaded, from the catalog."""
-        return self.store.unseen(index)
+        return self.store.topics_created_since_load(index)
 
     def handle_shard_loaded(self, index: int) -> None:
         """Record durably that a shard's journal has no offsets of earlier topics with the names of existing ones."""
@@ -189,7 +189,7 @@ class Node(GroupHost):
         failure = f"there is no {missing[0]}" if missing else None
         self.loop.call_soon(done, OffsetsFound(work.group_id, work.member_id, work.ticket, tuple(positions), failure))
 
-    def own_settings(self, index: int) -> dict[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> dict[str, GroupSettings]:
         """Return the settings of single groups (not the broker's defaults) for a shard's groups, by group id."""
         return self.group_settings.valid_group_settings(lambda group: self.groups.shard_index_of(group) == index)
 
@@ -222,7 +222,7 @@ class Node(GroupHost):
             log.warning("the broker's event loop was blocked for at least %.1f s: clients may have timed out", late_s)
         busy = False
         try:
-            busy = self.store.maintain(self.age_ms())
+            busy = self.store.run_maintenance_slice(self.age_ms())
         except OSError as error:
             log.error(
                 "retention, compaction or flushing in the data folder failed, the next round tries again: %s", error

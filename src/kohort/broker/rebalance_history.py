@@ -86,7 +86,7 @@ class RebalanceHistory:
         self._groups: OrderedDict[str, GroupRebalanceHistory] = OrderedDict()
         self._size = 0
 
-    def record_note(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
+    def record_rebalance_event(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
         """Record an event that a shard reports: a rebalance was caused, a rebalance ended, or the group is empty."""
         group = self._groups.get(note.group_id)
         if group is None:
@@ -103,7 +103,7 @@ class RebalanceHistory:
             _, oldest = self._groups.popitem(last=False)
             self._size -= oldest.size
 
-    def of_group(self, group_id: str) -> GroupRebalanceHistory:
+    def history_of_group(self, group_id: str) -> GroupRebalanceHistory:
         """Return the history of a group; an empty one if nothing is known."""
         return self._groups.get(group_id) or GroupRebalanceHistory()
 

@@ -164,7 +164,7 @@ class RecordWorkers:
 
         run_in_pool(self._loop, self._reading, job).add_done_callback(deliver_result)
 
-    def compact(self, job: Callable[[], None]) -> Future[None]:
+    def run_compaction_step(self, job: Callable[[], None]) -> Future[None]:
         """Run one step of a compaction in the thread for compactions."""
         return self._compacting.submit(job)
 

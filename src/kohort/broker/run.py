@@ -87,7 +87,7 @@ class BrokerServer:
             producer_check_ms=config.producer_check_ms,
         )
         with ExitStack() as failed_start:
-            listeners = open_listeners(listen, properties, live.stores)
+            listeners = open_listeners(listen, properties, live.altered_stores)
             for listener in listeners:
                 failed_start.callback(listener.sock.close)
             store = LogStore(
@@ -147,7 +147,7 @@ class BrokerServer:
         """All listeners with their real ports (not 0), in the form of the property `listeners`."""
         return listener_list_text(self.serving.listeners)
 
-    async def begin(self) -> None:
+    async def start_accepting(self) -> None:
         """Start the companion service, if any, then accept clients."""
         if self._beside is not None:
             await self._beside.open(self)
@@ -204,7 +204,7 @@ def serve(
             ) from error
 
     restrict_umask()
-    serve_until_ended(start_broker, BrokerServer.begin, on_ready)
+    serve_until_ended(start_broker, BrokerServer.start_accepting, on_ready)
 
 
 def _cause_and_remedy(error: OSError) -> str:

@@ -133,7 +133,7 @@ class Serving:
     def _check_certificates(self) -> None:
         """Reload certificates whose files have changed, off the loop."""
         for listener in self.listeners:
-            if listener.tls is not None and listener.tls.changed:
+            if listener.tls is not None and listener.tls.has_changed_files:
                 self._loop.run_in_executor(None, listener.tls.reload)
         self._loop.call_later(CERTIFICATES_CHECK_S, self._check_certificates)
 
@@ -149,7 +149,7 @@ class Serving:
         for listener in self.listeners:
             listener.sock.close()
         self._groups.answer_waiting_requests()
-        await self.server.drained(self._config.shutdown_ms / 1000)
+        await self.server.wait_responses_sent(self._config.shutdown_ms / 1000)
         self.server.close()
         self._groups.close()
         self._lines.uninstall()

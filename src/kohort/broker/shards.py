@@ -77,7 +77,7 @@ class GroupShards:
 
     # -- which are here
 
-    def begin(self, index: int, term: int) -> None:
+    def take_over_shard(self, index: int, term: int) -> None:
         """Take a shard over for a term: load it, then serve it. A shard that is here already is closed first."""
         self.release_shard(index)
         shard = self._shards[index] = self._make(index, term)
@@ -97,7 +97,7 @@ class GroupShards:
             Whether the shard serves here.
         """
         shard = self._shards.get(index)
-        if shard is None or not shard.loaded:
+        if shard is None or not shard.is_loaded:
             return False
         shard.expects_takeover = True
         return True
@@ -110,7 +110,7 @@ class GroupShards:
         """
         shard = self._shards[index]
         shard.expects_takeover = False
-        return shard.loaded
+        return shard.is_loaded
 
     def check_ownership(self, index: int) -> None:
         """Check whether another process has fenced a shard, with a request that needs proof of ownership."""
@@ -185,7 +185,7 @@ class GroupShards:
 
     def ask_all_shards(self, make_event: Callable[[int], Request], answer: Callable[[list[Any]], None]) -> None:
         """Send a request to every shard here except damaged ones. `answer` gets the values or error codes in order."""
-        asked = [shard for shard in self if not shard.damaged]
+        asked = [shard for shard in self if not shard.is_damaged]
         values: list[ReplyValue | ErrorCode] = [ErrorCode.NONE] * len(asked)
         left = len(asked)
         if not left:
@@ -219,12 +219,12 @@ class GroupShards:
         A topic of the same name must not be created before that.
         """
         for shard in self:
-            while shard.settle():
+            while shard.process_queued_events():
                 yield
 
     def unserved_shards(self) -> tuple[int, ...]:
         """Return the indexes of shards that are not loaded here; their journals may hold offsets of deleted topics."""
-        loaded = {index for index, shard in self._shards.items() if shard.loaded}
+        loaded = {index for index, shard in self._shards.items() if shard.is_loaded}
         return tuple(index for index in range(self.count) if index not in loaded)
 
     def has_group(self, group: str) -> bool:
@@ -235,7 +235,7 @@ class GroupShards:
     def is_damaged(self, index: int) -> bool:
         """Return whether a shard is here but does not serve because its journal is damaged."""
         shard = self._shards.get(index)
-        return shard is not None and shard.damaged
+        return shard is not None and shard.is_damaged
 
     def accepts_transactional_offsets(self, index: int) -> bool:
         """Return whether a shard's journal can store transactional offsets.
@@ -245,7 +245,7 @@ class GroupShards:
         shard = self._shards.get(index)
         return shard is None or shard.holds_transactions
 
-    def release(self, client: ClientSession) -> None:
+    def answer_delayed_heartbeats(self, client: ClientSession) -> None:
         """Answer a client's delayed heartbeats, because another request arrived on its connection."""
         for request_id, index in client.held.items():
             self._queue_at(index, ReleaseLongPolls((request_id,)))

@@ -67,7 +67,7 @@ class Topics:
         self._deleted: OrderedDict[str, tuple[float, str]] = OrderedDict()
         self._settled = sum(topic.partitions for topic in store.topics.values())
 
-    def refusal(self, name: str) -> KafkaError | None:
+    def invalid_name_error(self, name: str) -> KafkaError | None:
         """Return why a topic of this name can't be created, or None."""
         try:
             self._store.check_topic(name, 1)
@@ -79,7 +79,7 @@ class Topics:
         """Return whether only the broker itself writes to this topic."""
         return name in INTERNAL
 
-    def image(self) -> events.TopicImage:
+    def topic_image(self) -> events.TopicImage:
         """Return all topics as the group coordinator sees them."""
         if self._image is None:
             self._image = events.TopicImage(
@@ -193,7 +193,7 @@ class Topics:
     def _changed(self) -> None:
         self._version += 1
         self._image = None
-        self._groups.queue_for_all_shards(events.TopicsChanged(self.image()))
+        self._groups.queue_for_all_shards(events.TopicsChanged(self.topic_image()))
 
 
 def _nothing_changed(request: Request[Message], count: int, error: OSError) -> list[CatalogTopic | KafkaError]:

@@ -38,7 +38,7 @@ class LogSlice:
         """Read `count` bytes after the first `skip`, for a transport that encrypts them."""
         return os.pread(self._file.fd, count, self._position + skip)
 
-    def drop(self, count: int) -> None:
+    def skip_sent(self, count: int) -> None:
         """Skip this many bytes of the range, which were sent."""
         self._position += count
         self._length -= count

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import is_confirmed, print_note, show
+from kohort.cli.output import is_confirmed, print_note, print_rows
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import Acl, AclFilter
@@ -54,7 +54,7 @@ class ResourceOptions:
     """How names are meant: literal (the default of add), or prefixed. To list and remove also match (all rules that
     apply to the name) and any (the default of list)."""
 
-    def named(self) -> list[tuple[str, str]]:
+    def named_resources(self) -> list[tuple[str, str]]:
         """Return the resource types with the names."""
         kinds = {
             "TOPIC": self.topic,
@@ -100,7 +100,7 @@ class RuleOptions:
     idempotent: _Flag = False
     """With --producer: also the right to idempotent writes in the cluster."""
 
-    def parties(self) -> list[tuple[str, str, str]]:
+    def permissions_and_principals(self) -> list[tuple[str, str, str]]:
         """Return permission, principal and host of each rule.
 
         Raises:
@@ -141,7 +141,7 @@ def list_(*, principal: _Words = (), resources: ResourceOptions = _RESOURCES, co
     with common.admin() as admin:
         found = {acl for acl_filter in filters for acl in admin.describe_acls(acl_filter)}
     rows = [_acl_row(acl) for acl in sorted(found) if not principal or acl.principal in principal]
-    show(rows, COLUMNS, as_json=common.json, empty="no rules")
+    print_rows(rows, COLUMNS, as_json=common.json, empty="no rules")
     return DONE
 
 
@@ -155,7 +155,7 @@ def add(*, rules: RuleOptions = _RULES, resources: ResourceOptions = _RESOURCES,
     refused = {acl for acl in acls if acl in results.errors}
     shown = rows if common.json else [row for row, acl in zip(rows, acls, strict=True) if acl not in refused]
     if shown:
-        show(shown, (*COLUMNS, "done"), as_json=common.json)
+        print_rows(shown, (*COLUMNS, "done"), as_json=common.json)
     for error in {str(error): error for error in results.errors.values()}.values():
         print_note(f"kohort: {error}")
     return FAILED if refused else DONE
@@ -176,7 +176,7 @@ def remove(
     """
     from kohort.client.admin.values import AclFilter
 
-    if not resources.named():
+    if not resources.named_resources():
         raise UsageError("name at least one resource: --topic, --group, --cluster …")
     rules.check_idempotent()
     if rules.parties():
@@ -189,17 +189,17 @@ def remove(
     with common.admin() as admin:
         found = sorted({acl for acl_filter in filters for acl in admin.describe_acls(acl_filter)})
         if not found:
-            show([], COLUMNS, as_json=common.json, empty="no rules")
+            print_rows([], COLUMNS, as_json=common.json, empty="no rules")
             return DONE
         done = False
         if not common.json or execute:
             if not execute:
-                show([_acl_row(acl) for acl in found], COLUMNS, as_json=False)
+                print_rows([_acl_row(acl) for acl in found], COLUMNS, as_json=False)
             done = is_confirmed(execute, f"Remove {len(found)} rules?")
         if done:
             admin.delete_acls(filters).all()
     if done or common.json:
-        show([{**_acl_row(acl), "done": done} for acl in found], (*COLUMNS, "done"), as_json=common.json)
+        print_rows([{**_acl_row(acl), "done": done} for acl in found], (*COLUMNS, "done"), as_json=common.json)
     return DONE
 
 
@@ -211,7 +211,7 @@ def _acls(rules: RuleOptions, resources: ResourceOptions, *, of_filter: bool = F
     """
     from kohort.client.admin.values import Acl, AclPattern, AclPermission, AclResource
 
-    parties, named = rules.parties(), resources.named()
+    parties, named = rules.permissions_and_principals(), resources.named_resources()
     if not parties:
         raise UsageError("name a principal: --allow-principal or --deny-principal")
     rules.check_idempotent()
@@ -293,7 +293,7 @@ def _filters(resources: ResourceOptions, default: str) -> list[AclFilter]:
     from kohort.client.admin.values import AclFilter, AclResource
 
     pattern = _pattern(resources, default, of_filter=True)
-    named = resources.named()
+    named = resources.named_resources()
     if not named:
         return [AclFilter(pattern=pattern)]
     return [AclFilter(resource_type=AclResource[kind], resource_name=name, pattern=pattern) for kind, name in named]

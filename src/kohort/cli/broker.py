@@ -15,8 +15,8 @@ from kohort.cli.common import (
     MetricsOptions,
     SecurityOptions,
     ZooKeeperOptions,
-    assignments,
     listen_address,
+    parse_set_options,
     read_client_properties,
     warn_secret_arguments,
 )
@@ -67,7 +67,7 @@ def broker(
     from kohort.broker.security.listeners import planned_listeners
     from kohort.errors import InvalidInputError
 
-    of_file, chosen = read_client_properties(config) if config else {}, assignments(set_)
+    of_file, chosen = read_client_properties(config) if config else {}, parse_set_options(set_)
     warn_secret_arguments(chosen, "write it into the file of --config")
     if listen is not None and _ADVERTISED in of_file and _ADVERTISED not in chosen:
         print_note(f"{_ADVERTISED} of {config} is left out, as --listen is given; --set {_ADVERTISED}=… would keep it")
@@ -75,12 +75,12 @@ def broker(
     if listen is not None:
         of_file.pop("listeners", None)
     properties = {**of_file, **chosen}
-    properties |= metrics.properties()
+    properties |= metrics.to_properties()
     try:
         place, properties = split_location(properties)
         listen = listen or place.listen or LISTEN_DEFAULT
         files = None if security.secure is None else _development_files(security.secure, listen, properties)
-        listen, properties = security.applied(listen, properties, files)
+        listen, properties = security.apply_to_listener(listen, properties, files)
         broker_configs(properties)
         planned_listeners(listen, properties)
         address = zookeeper.zookeeper_address()

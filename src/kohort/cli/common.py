@@ -273,7 +273,7 @@ def read_client_properties(path: Path) -> dict[str, str]:
         raise UsageError(error.message) from error
 
 
-def assignments(pairs: tuple[str, ...]) -> dict[str, str]:
+def parse_set_options(pairs: tuple[str, ...]) -> dict[str, str]:
     """Parse options of the form key=value, and return the values by key.
 
     Raises:
@@ -365,7 +365,7 @@ class SecurityOptions:
     insecure: Annotated[bool, Parameter(negative="")] = False
     """Serve everyone without a login, also at an address that other machines can reach."""
 
-    def applied(
+    def apply_to_listener(
         self, listen: str, properties: dict[str, Any], files: DevelopmentFiles | None
     ) -> tuple[str, dict[str, Any]]:
         """Return the listener and the properties with these options. `files` are those of --secure.
@@ -479,7 +479,7 @@ class MetricsOptions:
         except InvalidInputError as error:
             raise UsageError(error.message) from error
 
-    def properties(self) -> dict[str, str]:
+    def to_properties(self) -> dict[str, str]:
         """Return the options that are given as properties."""
         chosen = {
             "metrics.listen": self.metrics_listen,

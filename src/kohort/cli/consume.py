@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import Common, check_names, check_registry_option
 from kohort.cli.output import count_with_noun, is_terminal, print_note, printable, printable_json
-from kohort.cli.record_json import rows_of
+from kohort.cli.record_json import batch_rows
 from kohort.cli.whole_writes import CompleteWrites
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError, NotFoundError, RetriableError
 from kohort.settings.config import did_you_mean
@@ -77,7 +77,7 @@ class ValueDecoder:
         self.unread = 0
         self.first = ""
 
-    def of_batch(self, batch: Any) -> Iterator[bytes | None]:
+    def decode_batch(self, batch: Any) -> Iterator[bytes | None]:
         """Yield the JSON of each value of an Arrow batch; None for a value that is null or can't be read.
 
         Raises:
@@ -156,7 +156,7 @@ class _Text(RecordWriter):
     def write(self, batch: Any) -> None:
         lines: Iterable[bytes] = (value or b"" for value in batch.column("value").to_pylist())
         if self._decoded is not None:
-            lines = (shown or line for shown, line in zip(self._decoded.of_batch(batch), lines, strict=True))
+            lines = (shown or line for shown, line in zip(self._decoded.decode_batch(batch), lines, strict=True))
         if self._print_key:
             keys = batch.column("key").to_pylist()
             lines = ((key or b"") + b"\t" + value for key, value in zip(keys, lines, strict=True))
@@ -175,9 +175,9 @@ class _JsonLines(RecordWriter):
         import msgspec
 
         encode = msgspec.json.Encoder().encode
-        rows: Iterable[dict[str, Any]] = rows_of(batch)
+        rows: Iterable[dict[str, Any]] = batch_rows(batch)
         if self._decoded is not None:
-            pairs = zip(rows, self._decoded.of_batch(batch), strict=True)
+            pairs = zip(rows, self._decoded.decode_batch(batch), strict=True)
             rows = ({**row, "decoded": None if shown is None else msgspec.Raw(shown)} for row, shown in pairs)
         lines: Iterable[bytes] = (encode(row) for row in rows)
         if self._escape:

@@ -15,11 +15,11 @@ from kohort.cli.common import (
     MetricsOptions,
     SecurityOptions,
     ZooKeeperOptions,
-    assignments,
     log_to_stderr,
+    parse_set_options,
     warn_secret_arguments,
 )
-from kohort.cli.output import show, show_json
+from kohort.cli.output import print_json, print_rows
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the client is imported by the command that needs it
@@ -90,21 +90,21 @@ def coordinator(
     require_posix("kohort coordinator")
     from kohort.broker.security.listeners import planned_listeners
     from kohort.client.settings import ConnectionConfig, client_config
-    from kohort.cluster.run import Options, run_coordinator
+    from kohort.cluster.run import CoordinatorOptions, run_coordinator
     from kohort.cluster.settings import parse_settings
     from kohort.errors import InvalidInputError
 
     if security.secure is not None:
         raise UsageError("--secure is for brokers: give a coordinator --tls and --sasl")
     properties: dict[str, Any]
-    chosen = assignments(set_)
+    chosen = parse_set_options(set_)
     warn_secret_arguments(chosen, "give --tls a PEM file without a password, and users by --sasl")
-    listen, properties = security.applied(listen, {**chosen}, None)
-    properties |= metrics.properties()
+    listen, properties = security.apply_to_listener(listen, {**chosen}, None)
+    properties |= metrics.to_properties()
     common = Common(bootstrap_server=kafka, command_config=security.command_config)
     servers, given = common.client_settings(ConnectionConfig)
     try:
-        options = Options(
+        options = CoordinatorOptions(
             client_config(ConnectionConfig, servers, given),
             listen,
             parse_settings(properties),
@@ -141,8 +141,8 @@ def status(*, common: Common = _COMMON) -> int:
         client.close()
     rows = [asdict(coordinator) for coordinator in coordinators], [shard_row(shard) for shard in shards]
     if common.json:
-        show_json({"coordinators": rows[0], "shards": rows[1]})
+        print_json({"coordinators": rows[0], "shards": rows[1]})
         return DONE
-    show(rows[0], OF_COORDINATOR, as_json=False, empty="no coordinators")
-    show(rows[1], OF_SHARD, as_json=False, empty="no shards")
+    print_rows(rows[0], OF_COORDINATOR, as_json=False, empty="no coordinators")
+    print_rows(rows[1], OF_SHARD, as_json=False, empty="no shards")
     return DONE

@@ -23,7 +23,7 @@ from kohort.cli.common import (
     reduce_garbage_collection,
     spark_checkpoints,
 )
-from kohort.cli.output import show_json_line
+from kohort.cli.output import print_json_line
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:  # a web server is imported by the command that needs it
@@ -52,7 +52,7 @@ class HistoryOptions:
     history_max_bytes: int = 512 << 20
     """The most bytes of the file. Beyond them the oldest is deleted sooner."""
 
-    def writer(self) -> HistoryWriter | None:
+    def open_writer(self) -> HistoryWriter | None:
         """Return the writer of the file; None: the history is in memory alone.
 
         Raises:
@@ -93,7 +93,7 @@ class AccessOptions(ServerOptions):
     host: tuple[str, ...] = ()
     """A name under which browsers reach the page, besides localhost and addresses; may be given again."""
 
-    def access(self, listen: str) -> DashboardAccess:
+    def dashboard_access(self, listen: str) -> DashboardAccess:
         """Return who may use the dashboard that listens at a host.
 
         Raises:
@@ -162,9 +162,9 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
     from kohort.lag import LagReader
     from kohort.lag.reading import REBALANCES_ASKED
 
-    who = access.access(host)
+    who = access.dashboard_access(host)
     checkpoints = spark_checkpoints(spark_checkpoint)
-    file = kept.writer()
+    file = kept.open_writer()
     servers, connection = common.client_settings(ConnectionConfig)
     reader = make_client(LagReader, servers, connection)
     reader.window_ms, reader.rebalances, reader.read_others = window, REBALANCES_ASKED, checkpoints
@@ -190,7 +190,7 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
 def _serve_until_signal(server: DashboardServer, as_json: bool) -> int:
     ended = EndingSignals()
     if as_json:
-        show_json_line({"ready": server.url})
+        print_json_line({"ready": server.url})
     else:
         print(f"ready {server.url}", flush=True)
     ended.wait()

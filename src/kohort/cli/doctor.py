@@ -24,7 +24,7 @@ import msgspec
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common
-from kohort.cli.output import print_note, show
+from kohort.cli.output import print_note, print_rows
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.io.platforms import require_posix, reserve_port
 
@@ -90,7 +90,7 @@ def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: 
         for finding in findings
     ]
     columns = {"what": "What", "state": "State", "found": "Found", "for": "For", "get_it": "Get it"}
-    show(rows, columns, as_json=common.json)
+    print_rows(rows, columns, as_json=common.json)
     missing = [finding.what for finding in findings if finding.state == MISSING]
     if not common.json:
         print_note(f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kohort.cli.app import DONE, UsageError
-from kohort.cli.output import show, show_json
+from kohort.cli.output import print_json, print_rows
 from kohort.errors import ErrorCode, KafkaError, RetriableError, error_for
 
 _REMEDY = "Remedy: "
@@ -141,11 +141,11 @@ def explain(*names: str, json: bool = False) -> int:
     """
     rows = [_explained(name) for name in names] if names else [_class_row(kind) for kind in public_errors()]
     if json:
-        show_json(rows)
+        print_json(rows)
     elif names:
         print("\n\n".join(map(_paragraph, rows)))
     else:
-        show(rows, ("name", "meaning"), as_json=False)
+        print_rows(rows, ("name", "meaning"), as_json=False)
     return DONE
 
 

@@ -86,7 +86,7 @@ class ShareOptions:
     """The topic whose partitions stand for shares, `kohort-exporter-shares` unless given. It is made if missing, and
     has no records."""
 
-    def of_cluster(self, cluster: _WatchedCluster) -> ExporterShares | None:
+    def shares_of_cluster(self, cluster: _WatchedCluster) -> ExporterShares | None:
         """Return the exporter's shares of a cluster's groups; None if it reads all groups."""
         if self.share is None:
             return None
@@ -178,7 +178,7 @@ def exporter(  # noqa: PLR0913 - each is an option
             reader = cluster.reader
             reader.window_ms, reader.read_others = window, checkpoints[cluster.name]
             reader.rebalances = 1  # with it come the numbers of causes
-            shares = share.of_cluster(cluster)
+            shares = share.shares_of_cluster(cluster)
             watch = ClusterWatch(cluster.name, reader, interval / 1000, lambda _: is_read.set(), shares)
             stack.callback(watch.close)
             watches.append(watch)

@@ -19,10 +19,10 @@ from kohort.cli.group_rows import check_groups_chosen, named_or_all_groups
 from kohort.cli.output import (
     count_with_noun,
     is_confirmed,
+    print_changes,
     print_note,
+    print_rows,
     printable,
-    show,
-    show_changes,
     standard_output,
     utc_text,
 )
@@ -202,7 +202,7 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
             code = print_errors(errors)
             return _execute(admin, changes, common, shown=True) or code if execute else code
         if not execute and (changes or common.json or not errors):
-            show([change.row() for change in changes], _COLUMNS, as_json=common.json, empty="no offsets to set")
+            print_rows([change.row() for change in changes], _COLUMNS, as_json=common.json, empty="no offsets to set")
         code = print_errors(errors)
         if not changes:
             return code or DONE
@@ -255,7 +255,7 @@ def _execute(admin: Admin, changes: list[OffsetChange], common: Common, *, shown
 
     done, errors = set_previewed_offsets(admin, changes)
     if not shown:
-        show_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
+        print_changes(done, _COLUMNS, errors, _key_of, as_json=common.json)
     return print_errors(errors)
 
 
@@ -283,7 +283,7 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
         with _usage_errors():
             rows = preview_offset_deletions(admin, group, topic)
         if not execute:
-            show(rows, _OFFSET, as_json=common.json)
+            print_rows(rows, _OFFSET, as_json=common.json)
         if not is_confirmed(execute, f"Delete {count_with_noun(len(rows), 'offset')} of group {group}?"):
             return FAILED
         errors = delete_group_offsets(admin, group, [_partition_of(row) for row in rows])
@@ -305,7 +305,7 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
         rows, errors = preview_group_deletions(admin, named_or_all_groups(admin, groups, all_groups))
         columns = ("group", "state", "members", "offsets")
         if not execute:
-            show(rows, columns, as_json=common.json, empty=None if errors else "no groups")
+            print_rows(rows, columns, as_json=common.json, empty=None if errors else "no groups")
         if not rows:
             return print_errors(errors)
         if not is_confirmed(execute, f"Delete {count_with_noun(len(rows), 'group')}?"):
@@ -359,7 +359,7 @@ def clone(
         ]
         columns = (*_OFFSET, "new")
         if not execute:
-            show(rows, columns, as_json=common.json)
+            print_rows(rows, columns, as_json=common.json)
         if not is_confirmed(
             execute, f"Set {count_with_noun(len(rows), 'offset')} of group {target} as {source} has them?"
         ):
@@ -389,7 +389,7 @@ def _clone_to(other: Common, source: str, target: str, topic: tuple[str, ...], *
         ]
         columns = (*_OFFSET, "source_committed", "record_time", "new")
         if not execute:
-            show(rows, columns, as_json=common.json)
+            print_rows(rows, columns, as_json=common.json)
         failed = print_errors({str(key): error for key, error in untranslated.items()})
         question = f"Set {count_with_noun(len(rows), 'offset')} of group {target} in the other cluster?"
         if not rows or not is_confirmed(execute, question):
@@ -429,7 +429,7 @@ def _show_outcome(
     from kohort.client.admin.group_changes import change_was_made
 
     done = [{**row, "done": change_was_made(errors.get(key_of(row)))} for row in rows]
-    show_changes(done, columns, errors, key_of, as_json=common.json)
+    print_changes(done, columns, errors, key_of, as_json=common.json)
     return print_errors(errors)
 
 

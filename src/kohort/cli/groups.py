@@ -31,13 +31,13 @@ from kohort.cli.group_rows import (
 from kohort.cli.output import (
     count_with_noun,
     fitting_columns,
+    print_json,
+    print_json_line,
     print_note,
+    print_rows,
     printable,
-    show,
-    show_json,
-    show_json_line,
+    rich_table,
     standard_output,
-    table_of,
 )
 from kohort.errors import KafkaError
 from kohort.settings.config import did_you_mean
@@ -129,7 +129,7 @@ def _change_line(change: dict[str, str]) -> str:
 def _as_lines(samples: Iterator[dict[str, Any]]) -> int:
     code = DONE
     for sample in samples:
-        show_json_line({**sample, "errors": {name: str(error) for name, error in sample["errors"].items()}})
+        print_json_line({**sample, "errors": {name: str(error) for name, error in sample["errors"].items()}})
         code = print_errors(sample["errors"])
     return code
 
@@ -142,7 +142,7 @@ def _one_after_the_other(samples: Iterator[dict[str, Any]]) -> int:
             print_note(_change_line(change))
         rows = _rows(sample)
         empty = None if sample["errors"] else "no offsets"
-        show(rows, with_batch_column(OF_WATCHED, rows), as_json=False, empty=empty)
+        print_rows(rows, with_batch_column(OF_WATCHED, rows), as_json=False, empty=empty)
         sys.stdout.flush()
         code = print_errors(sample["errors"])
     return code
@@ -164,7 +164,7 @@ def _show_live(samples: Iterator[dict[str, Any]]) -> int:
             rows = _rows(sample)
             below = [Text(printable(_change_line(change)), style="dim") for change in last]
             columns = _columns_of_terminal(rows, live.console.width)
-            live.update(Group(*lines, table_of(rows, columns), *below), refresh=True)
+            live.update(Group(*lines, rich_table(rows, columns), *below), refresh=True)
             code = FAILED if sample["errors"] else DONE
     return code
 
@@ -223,7 +223,7 @@ def list_(
         for group in groups
         if not protocols or group.protocol_type in protocols
     ]
-    show(rows, rows[0] if rows else (), as_json=common.json, empty="no groups")
+    print_rows(rows, rows[0] if rows else (), as_json=common.json, empty="no groups")
     return DONE
 
 
@@ -266,7 +266,7 @@ def describe(
         for row in described if rebalances else ():
             row["rebalances"] = rebalance_rows(read[row["group"]].description)
     if common.json:
-        show_json(described)
+        print_json(described)
     elif rebalances:
         _show_rebalances(described)
     else:
@@ -278,7 +278,7 @@ def describe(
                 f"  coordinator {row['coordinator']}{epoch}  status {row['status']}"
             )
             print(printable(line))
-            show(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
+            print_rows(row["partitions"], OF_PARTITION, as_json=False, empty=f"group {row['group']} has no offsets")
     return print_errors(errors)
 
 
@@ -290,7 +290,7 @@ def _show_rebalances(described: list[dict[str, Any]]) -> None:
                 "watch` shows what is seen from outside"
             )
     rows = [{"group": row["group"], **found} for row in described for found in row["rebalances"] or ()]
-    show(rows, OF_REBALANCE, as_json=False, empty="no rebalances")
+    print_rows(rows, OF_REBALANCE, as_json=False, empty="no rebalances")
 
 
 def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) -> int:
@@ -308,7 +308,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
         errors = group_errors_with_suggestions(admin, found.errors)
     rows = [member_row(group, member) for group in found.values.values() for member in group.members]
     columns = ("group", "member_id", "group_instance_id", "client_id", "host", "partitions", "assignment")
-    show(rows, columns, as_json=common.json, empty=None if errors else "no members")
+    print_rows(rows, columns, as_json=common.json, empty=None if errors else "no members")
     return print_errors(errors)
 
 
@@ -333,7 +333,7 @@ def lag(
         reader.read_others = checkpoints
         described, errors = group_rows_with_partitions(reader, groups or None)
     rows = [row for group in described for row in group["partitions"]]
-    show(rows, with_batch_column(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
+    print_rows(rows, with_batch_column(OF_LAG, rows), as_json=common.json, empty=None if errors else "no offsets")
     return print_errors(errors)
 
 

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from kohort.cli.app import DONE, UsageError
 from kohort.cli.common import check_names, parse_duration_option
-from kohort.cli.output import show, utc_text
+from kohort.cli.output import print_rows, utc_text
 from kohort.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def history(
     except InvalidInputError as error:
         raise UsageError(f"--file: {error.message}") from error
     with reader:
-        minutes = reader.minutes(group, since_ms)
+        minutes = reader.read_minutes(group, since_ms)
         if changes:
-            rows = [_change_row(change) for change in reader.changes(group, since_ms)]
+            rows = [_change_row(change) for change in reader.read_changes(group, since_ms)]
         else:
             rows = [_minute_row(group, minute) for minute in minutes]
-    show(rows, OF_CHANGE if changes else OF_MINUTE, as_json=json, empty=f"nothing of the last {last}")
+    print_rows(rows, OF_CHANGE if changes else OF_MINUTE, as_json=json, empty=f"nothing of the last {last}")
     return DONE
 
 

@@ -54,10 +54,10 @@ def check(
     left = [found for found in report.found if id(found) not in done]
     if json:
         counts = {"partitions": report.partitions, "files": report.files, "bytes": report.bytes}
-        show_json({"directory": str(directory), **counts, "sound": not left, "damaged": rows, "notes": report.notes})
+        print_json({"directory": str(directory), **counts, "sound": not left, "damaged": rows, "notes": report.notes})
     else:
         if rows:
-            show(rows, _COLUMNS, as_json=False)
+            print_rows(rows, _COLUMNS, as_json=False)
         for sentence in report.notes:
             print_note(sentence)
         print_note(_sum(report.found, len(left), report.partitions, report.bytes, repair))
@@ -65,7 +65,7 @@ def check(
 
 
 def _defect_row(found: Defect, done: dict[int, Path | None]) -> dict[str, Any]:
-    damage, lost = found.damage, found.lost
+    damage, lost = found.damage, found.lost_offsets
     aside = done.get(id(found))
     return {
         "partition": found.partition,
@@ -86,8 +86,8 @@ def _sum(found: list[Defect], left: int, partitions: int, size: int, repair: boo
     where = f"{partitions} partitions, {size} bytes"
     if not found:
         return f"{where}: sound"
-    lost = sum(finding.lost or 0 for finding in found)
-    more = "" if all(finding.lost is not None for finding in found) else " and more"
+    lost = sum(finding.lost_offsets or 0 for finding in found)
+    more = "" if all(finding.lost_offsets is not None for finding in found) else " and more"
     text = f"{where}: {len(found)} damaged, {lost} offsets{more} can't be read"
     if not repair:
         mendable = any(finding.kind != "file" for finding in found)

@@ -135,7 +135,7 @@ NAMES = {
 """The fields of rows and their meanings: the key in JSON, which is also the heading."""
 
 
-def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str | None = "nothing") -> None:
+def print_rows(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: str | None = "nothing") -> None:
     """Print rows as a table or as JSON.
 
     Args:
@@ -145,7 +145,7 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
         empty: printed on standard error when there are no rows; None: nothing, because an error says why.
     """
     if as_json:
-        show_json(rows)
+        print_json(rows)
     elif not rows:
         if empty is not None:
             print_note(empty)
@@ -155,7 +155,7 @@ def show(rows: Sequence[Row], columns: Iterable[str], *, as_json: bool, empty: s
         _show_columns(rows, columns)
 
 
-def show_changes(
+def print_changes(
     rows: Sequence[Row],
     columns: Iterable[str],
     refused: Container[Any],
@@ -167,24 +167,24 @@ def show_changes(
 
     Args:
         rows: one mapping for each object to change.
-        columns: as in `show`, without `done`.
+        columns: as in `print_rows`, without `done`.
         refused: the names of objects whose change was refused.
         name_of: returns a row's name among them.
         as_json: print a JSON array of all rows.
     """
     shown = rows if as_json else [row for row in rows if name_of(row) not in refused]
     if shown and getattr(sys, "stdout", None) is not None:  # where the caller closed it, the exit code is enough
-        show(shown, (*columns, "done"), as_json=as_json)
+        print_rows(shown, (*columns, "done"), as_json=as_json)
 
 
-def show_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print one JSON document, indented."""
     import msgspec
 
     _write_json(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
 
 
-def show_json_line(value: Any) -> None:
+def print_json_line(value: Any) -> None:
     """Print one JSON document on one line, and flush: for continuous output."""
     import msgspec
 
@@ -306,7 +306,7 @@ def _show_table(rows: Sequence[Row], columns: Iterable[str]) -> None:
     if sum(_least_width(key) + _TABLE_PADDING for key in keys) >= console.width:
         _show_blocks(rows, keys, console.width)
     else:
-        console.print(table_of(rows, keys))
+        console.print(rich_table(rows, keys))
 
 
 def _with_something(rows: Sequence[Row], columns: Iterable[str]) -> list[str]:
@@ -331,7 +331,7 @@ def _show_blocks(rows: Sequence[Row], keys: Sequence[str], width: int) -> None:
         sys.stdout.write("\n")
 
 
-def table_of(rows: Sequence[Row], columns: Iterable[str]) -> Table:
+def rich_table(rows: Sequence[Row], columns: Iterable[str]) -> Table:
     """Return the rows as a table for a terminal, without empty columns."""
     from rich import box
     from rich.table import Table

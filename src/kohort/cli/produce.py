@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError
 from kohort.cli.common import Common, check_names
-from kohort.cli.output import count_with_noun, print_note, show_json
-from kohort.cli.record_json import Fields, fields_of
+from kohort.cli.output import count_with_noun, print_json, print_note
+from kohort.cli.record_json import Fields, parse_record_line
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -74,7 +74,9 @@ def produce(  # noqa: PLR0913 - one keyword for each option
             records = _from_json(lines) if format == "json" else _from_text(lines, key_separator)
             result = _send_records(producer, topic, records, partition, by_key)
     if common.json:
-        show_json({"topic": topic, "sent": result.sent, "not_delivered": result.not_delivered, "failed": result.errors})
+        print_json(
+            {"topic": topic, "sent": result.sent, "not_delivered": result.not_delivered, "failed": result.errors}
+        )
     else:
         print_note(count_with_noun(result.sent, "record"))
     for error in result.errors[:1]:
@@ -176,7 +178,7 @@ def _from_json(lines: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, Fields
     for number, line in lines:
         if line.strip():
             try:
-                yield number, fields_of(line)
+                yield number, parse_record_line(line)
             except InvalidInputError as error:
                 raise _bad_line(number, error) from error
 

@@ -36,7 +36,7 @@ _HEADERS = 'headers must be a list of objects, as [{"key": "name", "value": "tex
 _FRACTION = re.compile(r"[.,](\d+)")
 
 
-def rows_of(batch: Any) -> Iterator[dict[str, Any]]:
+def batch_rows(batch: Any) -> Iterator[dict[str, Any]]:
     """Return the records of an Arrow batch as JSON objects, in the order of the batch.
 
     Args:
@@ -82,7 +82,7 @@ def _readable(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def fields_of(line: bytes) -> Fields:
+def parse_record_line(line: bytes) -> Fields:
     """Parse a line of JSON, and return the record as arguments of `Producer.send`.
 
     Topic, offset and timestampType record a record's origin: their types are checked, but they are not used.

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.common import Common, MetricsOptions
-from kohort.cli.output import is_confirmed, print_note, show, show_json
+from kohort.cli.output import is_confirmed, print_json, print_note, print_rows
 from kohort.errors import InvalidInputError, NotFoundError
 from kohort.ids import TopicPartition
 from kohort.settings.config import did_you_mean
 
 if TYPE_CHECKING:
     from kohort.client.admin.admin import Admin
-    from kohort.region.messages import RegionSeen
+    from kohort.region.messages import RegionStatus
     from kohort.region.region import Region
     from kohort.region.region_topic import SavedFacts
     from kohort.region.sinks import Sink
@@ -42,7 +42,7 @@ def spark_query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
 
     given = saved.contributions.get(saved.sequence, {})
     rows = []
-    for member, state in sorted(saved.states().items()):
+    for member, state in sorted(saved.application_states().items()):
         try:
             query = SavedQuery.from_bytes(state)
         except InvalidInputError:
@@ -62,7 +62,7 @@ def spark_query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
     return rows
 
 
-def lag_rows(admin: Admin, seen: RegionSeen) -> list[dict[str, Any]]:
+def lag_rows(admin: Admin, seen: RegionStatus) -> list[dict[str, Any]]:
     """Return an output row for each group: how many records no complete checkpoint of the region contains yet.
 
     Raises:
@@ -104,10 +104,12 @@ _OF_ADOPTED = ("region", "sink", "says")
 def list_(*, common: Common = _COMMON) -> int:
     """List the regions with their groups and the last sequence that is complete."""
     from kohort.region.description import region_list_rows
-    from kohort.region.region_log import regions
+    from kohort.region.region_log import read_regions
 
-    rows = region_list_rows(regions(*_reached(common)))
-    show(rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions")
+    rows = region_list_rows(read_regions(*_reached(common)))
+    print_rows(
+        rows, ("region", "term", "epoch", "sequence", "stopped", "groups"), as_json=common.json, empty="no regions"
+    )
     return DONE
 
 
@@ -133,17 +135,17 @@ def describe(name: str, *, common: Common = _COMMON) -> int:
             lag = lag_rows(admin, seen)
     queries = spark_query_rows(name, saved)
     if common.json:
-        show_json({**region_view(seen), "queries": queries, "lag": lag})
+        print_json({**region_view(seen), "queries": queries, "lag": lag})
         return DONE
-    show([region_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
-    show([member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
+    print_rows([region_row(seen)], (*_OF_REGION[:-1], "unpublished", "resets", "sequence_ms", "stopped"), as_json=False)
+    print_rows([member_row(seen, member) for member in seen.members], _OF_MEMBER, as_json=False, empty="no members")
     if queries:
-        show(queries, OF_QUERY, as_json=False)
-    show([sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
+        print_rows(queries, OF_QUERY, as_json=False)
+    print_rows([sink_row(seen, sink) for sink in seen.sinks], _OF_SINK, as_json=False, empty="no sinks")
     if lag:
-        show(lag, OF_GROUP, as_json=False)
+        print_rows(lag, OF_GROUP, as_json=False)
     if states := keyed_state_rows(seen):
-        show(states, OF_STATE, as_json=False)
+        print_rows(states, OF_STATE, as_json=False)
     return DONE
 
 
@@ -241,11 +243,13 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
         if region.is_served():
             raise UsageError(f"region {name} has a control plane: end its applications first")
         if not execute:
-            show([{"region": name, "sink": place, "says": _compared(region, sink)}], _OF_ADOPTED, as_json=common.json)
+            print_rows(
+                [{"region": name, "sink": place, "says": _compared(region, sink)}], _OF_ADOPTED, as_json=common.json
+            )
         if not is_confirmed(execute, f"Have region {name} go on from what {place} shows?"):
             return FAILED
         region.adopt(sink)
-    show([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
+    print_rows([{"region": name, "sink": place, "done": True}], ("region", "sink", "done"), as_json=common.json)
     return DONE
 
 
@@ -265,7 +269,7 @@ def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
 
     _must_be_folder(place)
     found = parquet_folder_from_name(place.removeprefix("parquet:")).published_files(after)
-    show([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
+    print_rows([file._asdict() for file in found], ("sequence", "path"), as_json=json, empty="no published sequences")
     return DONE
 
 
@@ -300,11 +304,11 @@ def compact(
     size = _bytes_of(target_file_size)
     if not execute:
         row = {"place": place, "files": len(folder.published_files())}
-        show([row], ("place", "files"), as_json=json)
+        print_rows([row], ("place", "files"), as_json=json)
     if not is_confirmed(execute, f"Merge the small files of {place}?"):
         return FAILED
     result = folder.compact(target_file_size=size, grace=grace, until=until)
-    show([{"place": place, **result._asdict()}], ("place", *result._fields), as_json=json)
+    print_rows([{"place": place, **result._asdict()}], ("place", *result._fields), as_json=json)
     return DONE
 
 
@@ -356,7 +360,7 @@ def reseal(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
         ):
             return FAILED
         records = region.reseal()
-    show([{"region": name, "records": records, "done": True}], ("region", "records", "done"), as_json=common.json)
+    print_rows([{"region": name, "records": records, "done": True}], ("region", "records", "done"), as_json=common.json)
     return DONE
 
 
@@ -368,7 +372,7 @@ def _agreed(region: Region, question: str, execute: bool, common: Common) -> boo
     """
     _refuse_served(region)
     if not execute:
-        show([{"region": region.name}], ("region",), as_json=common.json)
+        print_rows([{"region": region.name}], ("region",), as_json=common.json)
     return is_confirmed(execute, question)
 
 
@@ -413,7 +417,7 @@ def delete(name: str, *, keyed_state: str = "", execute: bool = False, common: C
             print_note(f"{keyed_state} has no folder {folder}: remove it where the members saved their keyed states")
     elif folder:
         print_note(f"the keyed states stay: remove the folder {folder} where its members saved them")
-    show([row], tuple(row), as_json=common.json)
+    print_rows([row], tuple(row), as_json=common.json)
     return DONE
 
 
@@ -475,15 +479,15 @@ def _region(name: str, common: Common, **options: Any) -> Region:
 
 
 def _must_be_there(name: str, common: Common) -> SavedFacts:
-    from kohort.region.region_log import regions
+    from kohort.region.region_log import read_regions
 
-    known = regions(*_reached(common))
+    known = read_regions(*_reached(common))
     if name not in known:
         raise NotFoundError(f"there is no region {name!r}{did_you_mean(name, known)}")
     return known[name][0]
 
 
-def _must_be_member(seen: RegionSeen, member: str) -> None:
+def _must_be_member(seen: RegionStatus, member: str) -> None:
     names = [member.name for member in seen.members]
     if member not in names:
         raise NotFoundError(f"region {seen.name} has no member {member!r}{did_you_mean(member, names)}")
@@ -495,7 +499,7 @@ def _change(
     question: str,
     execute: bool,
     do: Callable[[Region], None],
-    check: Callable[[RegionSeen], None] = lambda seen: None,
+    check: Callable[[RegionStatus], None] = lambda seen: None,
     *,
     serves: bool = False,
 ) -> int:
@@ -511,9 +515,9 @@ def _change(
         check(seen)
         columns = (*_OF_REGION[:-1], "stopped")
         if not execute:
-            show([region_row(seen)], columns, as_json=common.json)
+            print_rows([region_row(seen)], columns, as_json=common.json)
         if not is_confirmed(execute, question):
             return FAILED
         do(region)
-        show([{**region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
+        print_rows([{**region_row(region.describe()), "done": True}], (*columns, "done"), as_json=common.json)
     return DONE

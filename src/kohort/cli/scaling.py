@@ -20,7 +20,7 @@ from kohort.cli.common import (
     parse_duration_option,
     print_errors,
 )
-from kohort.cli.output import show, show_json_line
+from kohort.cli.output import print_json_line, print_rows
 from kohort.errors import InvalidInputError, KafkaError
 
 if TYPE_CHECKING:  # the client is imported by the commands that need it
@@ -65,7 +65,7 @@ def scale(
     with common.lag_reader(DEFAULT_CALL_MS) as reader:
         decisions, errors = _decided(reader, groups, target, look_ms / 1000)
     rows = [scale_row(decision) for decision in decisions.values()]
-    show(rows, OF_SCALE, as_json=common.json, empty=None if errors else "no groups")
+    print_rows(rows, OF_SCALE, as_json=common.json, empty=None if errors else "no groups")
     return print_errors(errors)
 
 
@@ -74,7 +74,7 @@ def _decided(
 ) -> tuple[dict[str, ScalingDecision], dict[str, KafkaError]]:
     from kohort.client.admin.group_changes import errors_with_similar_names
     from kohort.lag.reading import REBALANCES_ASKED
-    from kohort.lag.scaling import ScalingState, decide, unknown_lag_reason
+    from kohort.lag.scaling import ScalingState, decide_member_count, unknown_lag_reason
 
     reader.rebalances = REBALANCES_ASKED
     states: dict[str, ScalingState] = {}
@@ -87,7 +87,7 @@ def _decided(
             known = decisions.get(name)
             if known is not None and known.needed is not None and known.wanted != known.members:
                 continue  # it is decided, and nobody carries it out here
-            decisions[name], states[name] = decide(group, report.taken_ms, target, states.get(name))
+            decisions[name], states[name] = decide_member_count(group, report.taken_ms, target, states.get(name))
         if time.monotonic() >= end or not report.groups:
             break
         time.sleep(max(0.0, min(started + LOOK_INTERVAL_S, end) - time.monotonic()))
@@ -189,7 +189,7 @@ def scaler(
             raise UsageError(error.message) from error
         with server:
             if common.json:
-                show_json_line({"ready": server.address})
+                print_json_line({"ready": server.address})
             else:
                 print(f"ready {server.address}", flush=True)
             ended.wait()

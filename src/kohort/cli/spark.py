@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from kohort.cli.app import DONE, FAILED, UsageError, command_family
 from kohort.cli.common import Common
-from kohort.cli.output import is_confirmed, print_note, show, show_json
+from kohort.cli.output import is_confirmed, print_json, print_note, print_rows
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
 
@@ -36,9 +36,9 @@ def show_(directory: Path, *, json: bool = False) -> int:
     found = _opened(directory)
     batches = [seen for batch in found.batches for seen in found.ranges_of_batch(batch)]
     if json:
-        show_json([_batch_json(seen) for seen in batches])
+        print_json([_batch_json(seen) for seen in batches])
         return DONE
-    show(_rows(batches), _COLUMNS, as_json=False, empty="no batch has a Kafka source")
+    print_rows(_rows(batches), _COLUMNS, as_json=False, empty="no batch has a Kafka source")
     for seen in batches:
         if seen.batch == found.batches[-1]:
             print_note(f"source {seen.source}, end of batch {seen.batch} as startingOffsets: {seen.starting_offsets}")
@@ -74,10 +74,10 @@ def convert(
             offsets = admin.list_consumer_group_offsets(group).all()
         return {partition: position.offset for partition, position in offsets.items() if position is not None}
 
-    planned = found.convert(to, committed_offsets)
+    planned = found.plan_conversion(to, committed_offsets)
     if not execute or common.json:
         rows = [{**row, "format": to} for row in _rows(planned.batches)]
-        show(rows, _COLUMNS, as_json=common.json)
+        print_rows(rows, _COLUMNS, as_json=common.json)
     for path in planned.files:
         print_note(f"{'writes' if execute else 'would write'} {path.relative_to(found.folder)}")
     if not is_confirmed(execute, f"Convert {directory} to {to}? The query must be stopped."):

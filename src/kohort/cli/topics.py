@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from kohort.cli.app import DONE, UsageError, command_family
-from kohort.cli.common import Common, assignments, check_names, print_errors
-from kohort.cli.output import printable, show, show_changes, show_json
+from kohort.cli.common import Common, check_names, parse_set_options, print_errors
+from kohort.cli.output import print_changes, print_json, print_rows, printable
 from kohort.errors import ErrorCode, KafkaError, NotFoundError
 from kohort.settings.config import did_you_mean
 
@@ -36,7 +36,7 @@ def list_(*, internal: bool = False, common: Common = _COMMON) -> int:
         for topic in topics
     ]
     columns = ("topic", "partitions", "replication_factor", "topic_id", *(("internal",) if internal else ()))
-    show(rows, columns, as_json=common.json, empty="no topics")
+    print_rows(rows, columns, as_json=common.json, empty="no topics")
     return DONE
 
 
@@ -56,7 +56,7 @@ def describe(*topics: str, common: Common = _COMMON) -> int:
         described = [_describe(admin, info) for _, info in sorted(found.values.items())]
         errors = topic_errors_with_suggestions(admin, found.errors)
     if common.json:
-        show_json(described)
+        print_json(described)
     else:
         for topic in described:
             _print_topic(topic)
@@ -96,7 +96,7 @@ def _print_topic(topic: dict[str, Any]) -> None:
     configs = " ".join(f"{name}={value}" for name, value in topic["configs"].items())
     print(printable(f"topic {topic['topic']}  topic id {topic['topic_id']}" + (f"  {configs}" if configs else "")))
     columns = ("partition", "leader", "replicas", "isr", "log_start", "log_end")
-    show(topic["partitions"], columns, as_json=False, empty="no partitions")
+    print_rows(topic["partitions"], columns, as_json=False, empty="no partitions")
 
 
 @app.command
@@ -120,7 +120,7 @@ def create(
     from kohort.client.admin.values import NewTopic
 
     _need(topics)
-    properties = assignments(config)
+    properties = parse_set_options(config)
     with common.admin() as admin:
         results = admin.create_topics(
             [NewTopic(name, partitions, replication_factor, properties) for name in dict.fromkeys(topics)]
@@ -140,7 +140,7 @@ def create(
         for name, error in results.errors.items()
         if not (if_not_exists and error.code is ErrorCode.TOPIC_ALREADY_EXISTS)
     }
-    show_changes(rows, ("topic", "topic_id", "partitions"), errors, _topic_of, as_json=common.json)
+    print_changes(rows, ("topic", "topic_id", "partitions"), errors, _topic_of, as_json=common.json)
     return print_errors(errors)
 
 
@@ -158,7 +158,7 @@ def delete(*topics: str, common: Common = _COMMON) -> int:
         results = admin.delete_topics(topics)
         errors = topic_errors_with_suggestions(admin, results.errors)
     rows = [{"topic": name, "done": name in results.values} for name in dict.fromkeys(topics)]
-    show_changes(rows, ("topic",), errors, _topic_of, as_json=common.json)
+    print_changes(rows, ("topic",), errors, _topic_of, as_json=common.json)
     return print_errors(errors)
 
 
@@ -185,7 +185,7 @@ def alter(
     if partitions is None and not config and not delete_config:
         raise UsageError("nothing to alter: give --partitions, --config or --delete-config")
     check_names("topic", topic)
-    changes: dict[str, str | None] = {**assignments(config), **dict.fromkeys(delete_config)}
+    changes: dict[str, str | None] = {**parse_set_options(config), **dict.fromkeys(delete_config)}
     with common.admin() as admin:
         try:
             if changes:
@@ -199,7 +199,7 @@ def alter(
                 raise
             raise topic_errors_with_suggestions(admin, {topic: error})[topic] from error
     row = {"topic": topic, "partitions": partitions, "configs": changes, "done": True}
-    show([row], row, as_json=common.json)
+    print_rows([row], row, as_json=common.json)
     return DONE
 
 

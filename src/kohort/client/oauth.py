@@ -39,7 +39,7 @@ ASK_AGAIN_S = 10.0
 log = logging.getLogger("kohort.client")
 
 
-def elapsed_s() -> float:
+def clock_with_sleep_s() -> float:
     """Return the time by a clock that, if the system has one, also runs while the machine sleeps, as a token's life."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if clock is None else time.clock_gettime(clock)
@@ -59,7 +59,7 @@ class _EndpointRefusal(OSError):
 class TokenEndpoint:
     """The source of a client's OAuth tokens: an endpoint that it asks with its id and secret."""
 
-    def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = elapsed_s) -> None:
+    def __init__(self, config: ConnectionConfig, clock: Callable[[], float] = clock_with_sleep_s) -> None:
         """Check the settings; nothing is asked yet.
 
         Raises:

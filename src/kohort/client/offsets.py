@@ -205,7 +205,7 @@ async def list_offsets(
 
     if not wanted:
         return found
-    return await cluster.retrying(list_remaining_offsets, "list offsets", timeout_ms)
+    return await cluster.retry_call(list_remaining_offsets, "list offsets", timeout_ms)
 
 
 async def list_offsets_once(
@@ -241,7 +241,7 @@ async def list_offsets_once(
     leaderless = by_leader.pop(-1, {})
     asked = [_ask_leader(cluster, node, part, read_committed, found, moved) for node, part in by_leader.items()]
     asked += [_no_leader(cluster, partition) for partition in leaderless]
-    await gather([cluster.runtime.spawn(coro) for coro in asked])
+    await gather_results([cluster.runtime.spawn(coro) for coro in asked])
 
 
 def is_retriable(error: KafkaError) -> bool:
@@ -256,7 +256,7 @@ def is_code_retriable(code: ErrorCode) -> bool:
     return code.retriable and code is not ErrorCode.CORRUPT_MESSAGE
 
 
-async def gather(tasks: list[Task[T]]) -> list[T]:
+async def gather_results(tasks: list[Task[T]]) -> list[T]:
     """Return the values of all tasks.
 
     After failures raise one error: the first that no retry cures, else the first.
@@ -428,19 +428,19 @@ async def commit_offsets(
                 cluster.forget_coordinator(coordinator)
             missing = {part.topic: code for part, code in failed if code in NO_SUCH_TOPIC} if code.retriable else {}
             for topic, why in missing.items():
-                if await is_gone(cluster, topic, topic_ids):
+                if await is_topic_gone(cluster, topic, topic_ids):
                     return error_for(why, f"commit for group {group!r}: topic {topic!r} was deleted since")
             raise _commit_error(group, partition, code, len(failed), after_lost_answer=before)
         return None
 
     refused = (
-        await cluster.retrying(commit_offsets_once, f"commit for group {group!r}", timeout_ms) if offsets else None
+        await cluster.retry_call(commit_offsets_once, f"commit for group {group!r}", timeout_ms) if offsets else None
     )
     if refused is not None:
         raise refused
 
 
-async def is_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
+async def is_topic_gone(cluster: Cluster, topic: str, ids: Mapping[str, UUID]) -> bool:
     """Return whether the topic with the id in `ids` no longer exists: the name is gone, or has another id.
 
     A coordinator did not know the id; metadata requests decide. False if `ids` lacks the topic.
@@ -510,7 +510,7 @@ async def committed_offsets(
 
     if not wanted:
         return {}
-    return await cluster.retrying(fetch_remaining_offsets, f"committed offsets of group {group!r}", timeout_ms)
+    return await cluster.retry_call(fetch_remaining_offsets, f"committed offsets of group {group!r}", timeout_ms)
 
 
 async def committed_offsets_once(
@@ -527,7 +527,7 @@ async def committed_offsets_once(
     coordinator = Coordinator(group)
     ids = topic_ids_for_offsets(cluster, wanted)
     names = {topic_id: topic for topic, topic_id in ids.items()}
-    request = offset_fetch(group, wanted, require_stable=True, ids=ids)
+    request = offset_fetch_request(group, wanted, require_stable=True, ids=ids)
     answer = await cluster.send(Between(request, highest=None if ids else HIGHEST_BY_NAME), coordinator)
     response = answer.groups[0] if answer.groups else answer
     codes = [(ErrorCode.of(response.error_code), "")]
@@ -558,7 +558,7 @@ async def committed_offsets_once(
             raise error_for(ErrorCode.UNKNOWN_SERVER_ERROR, text)
 
 
-def offset_fetch(
+def offset_fetch_request(
     group: str,
     partitions: Iterable[TopicPartition] | None,
     *,

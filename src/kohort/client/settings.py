@@ -454,7 +454,7 @@ def client_config(cls: type[C], bootstrap_servers: Servers, settings: Mapping[st
     try:
         validator_for(Servers).take(bootstrap_servers)
     except ValidationError as error:
-        raise InvalidInputError(error.text("bootstrap_servers")) from None
+        raise InvalidInputError(error.message_for("bootstrap_servers")) from None
     if bootstrap_servers is not None:
         given["bootstrap_servers"] = bootstrap_servers
     config = from_properties(cls, given, field_names=True)

@@ -29,7 +29,14 @@ from kohort.cluster.topic_view import KafkaTopics
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError, RetriableError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, FindOffsets, ImportGroupOffsets, LookForTopics, Lookup, Meter
+from kohort.groups.effects import (
+    CoordinatorMeter,
+    CounterIncreased,
+    FindDeletedTopics,
+    FindOffsets,
+    ImportGroupOffsets,
+    Lookup,
+)
 from kohort.groups.events import Event, GroupImported, OffsetsFound, OffsetToCommit, PushPosition
 from kohort.ids import TopicPartition
 from kohort.wire.discovery import ApiVersionsResponse
@@ -171,7 +178,7 @@ class KafkaGroups:
             cluster.forget_coordinator(Coordinator(question.group_id))
         done(answer)
 
-    async def poll_imported_groups(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def poll_imported_groups(self, groups: GroupShards, note: Callable[[CounterIncreased], None]) -> None:
         """Check once a minute whether groups that are served here have members at Kafka too, until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
@@ -180,7 +187,7 @@ class KafkaGroups:
             except KafkaError as error:
                 log.info("can't check whether groups have members at Kafka's own coordinator, retrying: %s", error)
 
-    async def warn_of_other_members(self, groups: GroupShards, note: Callable[[Counted], None]) -> None:
+    async def warn_of_other_members(self, groups: GroupShards, note: Callable[[CounterIncreased], None]) -> None:
         """Log a warning for each group that is served here and has members at Kafka's own coordinator.
 
         Both coordinators assign the same partitions of such a group.
@@ -197,7 +204,7 @@ class KafkaGroups:
                 "and offsets committed there are not seen here. Point all its members at this coordinator",
                 group,
             )
-            note(Counted(Meter.MEMBERS_ELSEWHERE, 1))
+            note(CounterIncreased(CoordinatorMeter.MEMBERS_ELSEWHERE, 1))
         self._doubled = frozenset(doubled)
 
     async def close(self) -> None:
@@ -267,7 +274,7 @@ class CoordinatorHost(GroupHost):
     """The group host of one coordinator over Kafka.
 
     Attributes:
-        me: this process as a candidate; set by `begin`.
+        me: this process as a candidate; set by `set_identity`.
         coordination: the service through which coordinators elect a leader and share the placement.
         ownership: the shards that this coordinator owns.
         imports: the groups of Kafka's own coordinator.
@@ -306,7 +313,7 @@ class CoordinatorHost(GroupHost):
         self.ownership = ShardOwnership(loop, self.groups, coordination, self._open)
         self.imports = KafkaGroups(client, reserved)
 
-    def begin(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
+    def set_identity(self, me: Candidate, topic: JournalTopic, settings: JournalSettings) -> None:
         """Set this coordinator's identity and the journal topic. Shards begin with `ownership.begin`."""
         self.me = me
         self.coordinator_id = me.id
@@ -333,7 +340,7 @@ class CoordinatorHost(GroupHost):
     def handle_shard_loaded(self, index: int) -> None:
         """Record that a shard has loaded."""
         super().handle_shard_loaded(index)
-        self.ownership.loaded(index)
+        self.ownership.record_shard_loaded(index)
 
     def handle_shard_ended(self, index: int, error: Exception) -> None:
         """Record that a shard has ended by itself; after a fence it may begin again."""
@@ -346,7 +353,7 @@ class CoordinatorHost(GroupHost):
 
     def lookup_in_kafka_cluster(self, question: Lookup, done: Callable[[Event], None]) -> None:
         """Look up topics in Kafka, or import a group's offsets from Kafka's own coordinator."""
-        if isinstance(question, LookForTopics):
+        if isinstance(question, FindDeletedTopics):
             self.topics.find_deleted_topics(question)
         else:
             self.imports.import_offsets(question, done)

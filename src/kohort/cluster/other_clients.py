@@ -1,7 +1,7 @@
 """Refusals to clients that are not kohort's: each of their requests gets an answer that ends the client's wait.
 
 Such a client would look up a group's coordinator at any of Kafka's brokers, and end at Kafka's own coordinator. A
-coordinator therefore serves none of its requests. `OwnClientsDispatcher` tells the two kinds apart by what a client
+coordinator therefore serves none of its requests. `KohortClientsDispatcher` tells the two kinds apart by what a client
 says of itself in ApiVersions. Other clients get these answers:
 
 | request | answer |
@@ -88,7 +88,7 @@ _Partition: TypeAlias = MetadataResponse.MetadataResponseTopic.MetadataResponseP
 Dispatch: TypeAlias = Callable[[Connection, Frame], None]
 
 
-class Refusals:
+class OtherClientsHost:
     """The host of all requests of other clients: it refuses each, and logs each client once a minute.
 
     Attributes:
@@ -133,12 +133,12 @@ class Refusals:
         """The coordinator's frame templates, among which those of refused requests are counted."""
         return self.host.repeated
 
-    def release(self, client: ClientSession) -> None:
+    def answer_delayed_heartbeats(self, client: ClientSession) -> None:
         """Let the coordinator's host answer the client's delayed heartbeats, if there are any."""
-        self.host.release(client)
+        self.host.answer_delayed_heartbeats(client)
 
     @property
-    def text(self) -> str:
+    def refusal_text(self) -> str:
         """The error text that tells a refused client where to connect."""
         return (
             f"this address is kohort's group coordinator, for kohort's clients; use {self._kafka} of the Kafka cluster"
@@ -148,7 +148,7 @@ class Refusals:
     def _kafka(self) -> str:
         return ",".join(f"{place.host}:{place.port}" for place in self.host.topics.brokers[:ADDRESSES_NAMED])
 
-    def refuse(self, request: Request[Message]) -> Message | None:
+    def refuse_request(self, request: Request[Message]) -> Message | None:
         """Answer with the error code of this kind of request, in every place of the response that has one."""
         message = request.message
         if request.client.is_kohort_client:
@@ -158,7 +158,7 @@ class Refusals:
             self._log(request)
             request.connection.close()  # as Kafka does: there is no response that could carry the error
             return None
-        return self._log_refusal(request, error_response(request, _error_code(message), self.text))
+        return self._log_refusal(request, error_response(request, _error_code(message), self.refusal_text))
 
     def api_versions(self, request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
         """Record the client's name and version, and list all APIs, so that its requests get the refusal as text."""
@@ -173,7 +173,7 @@ class Refusals:
         A list of all topics is answered with one refused name, because an empty list would say that there are none.
         """
         if request.client.is_kohort_client:
-            return self.refuse(request)
+            return self.refuse_request(request)
         here, asked = self.host.me, request.message.topics
         everything = asked is None or (request.version == 0 and not asked)
         make = MetadataResponse.MetadataResponseTopic
@@ -188,7 +188,7 @@ class Refusals:
         if everything:
             topics = [make(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=self._as_topic())]
         node = MetadataResponse.MetadataResponseBroker(node_id=here.id, host=here.host, port=here.port)
-        response = MetadataResponse(brokers=[node], cluster_id=self.text, controller_id=here.id, topics=topics)
+        response = MetadataResponse(brokers=[node], cluster_id=self.refusal_text, controller_id=here.id, topics=topics)
         return self._log_refusal(request, response)
 
     def _led_here(self, request: Request[MetadataRequest], name: str | None) -> list[_Partition] | None:
@@ -208,14 +208,14 @@ class Refusals:
     def describe_cluster(self, request: Request[DescribeClusterRequest]) -> Message | None:
         """Answer DescribeCluster of a foreign client: this coordinator is the only node, with the refusal as error."""
         if request.client.is_kohort_client:
-            return self.refuse(request)
+            return self.refuse_request(request)
         here = self.host.me
         node = DescribeClusterResponse.DescribeClusterBroker(broker_id=here.id, host=here.host, port=here.port)
         response = DescribeClusterResponse(
             error_code=ErrorCode.INVALID_REQUEST,
-            error_message=self.text,
+            error_message=self.refusal_text,
             endpoint_type=request.message.endpoint_type,
-            cluster_id=self.text,
+            cluster_id=self.refusal_text,
             controller_id=here.id,
             brokers=[node],
         )
@@ -279,22 +279,25 @@ def _error_code(message: Message) -> ErrorCode:
     return ErrorCode.INVALID_REQUEST
 
 
-_ANSWERS: Mapping[int, Callable[[Refusals, Request[Any]], Message | None]] = {
-    ApiVersionsRequest.API_KEY: Refusals.api_versions,
-    MetadataRequest.API_KEY: Refusals.metadata,
-    DescribeClusterRequest.API_KEY: Refusals.describe_cluster,
+_ANSWERS: Mapping[int, Callable[[OtherClientsHost, Request[Any]], Message | None]] = {
+    ApiVersionsRequest.API_KEY: OtherClientsHost.api_versions,
+    MetadataRequest.API_KEY: OtherClientsHost.metadata,
+    DescribeClusterRequest.API_KEY: OtherClientsHost.describe_cluster,
     SaslHandshakeRequest.API_KEY: lambda refusals, request: sasl_handshake(refusals.host, request),
     SaslAuthenticateRequest.API_KEY: lambda refusals, request: sasl_authenticate(refusals.host, request),
 }
-REFUSED_ROUTES: dict[int, Route[Refusals]] = {
-    key: cast("Route[Refusals]", replace(cast("Route[Any]", route), handler=_ANSWERS.get(key, Refusals.refuse)))
+REFUSED_ROUTES: dict[int, Route[OtherClientsHost]] = {
+    key: cast(
+        "Route[OtherClientsHost]",
+        replace(cast("Route[Any]", route), handler=_ANSWERS.get(key, OtherClientsHost.refuse_request)),
+    )
     for key, route in ROUTES.items()
 }
 """Every API that a kohort broker serves. A client would otherwise complain of the broker's age before it is refused."""
 REFUSED_API_KEYS = api_keys(REFUSED_ROUTES)
 
 
-class OwnClientsDispatcher:
+class KohortClientsDispatcher:
     """The dispatcher of a coordinator: requests of kohort's clients are served, those of other clients refused.
 
     A connection counts as another client's until ApiVersions says otherwise. Push frames, which only push consumers
@@ -303,11 +306,13 @@ class OwnClientsDispatcher:
 
     __slots__ = ("_refusals", "_refused", "_served")
 
-    def __init__(self, served: Dispatch, refusals: Refusals) -> None:
+    def __init__(self, served: Dispatch, refusals: OtherClientsHost) -> None:
         """Serve kohort's clients through `served`, and refuse others through `refusals`."""
         self._served = served
         self._refusals = refusals
-        refused: Dispatcher[Refusals] = Dispatcher(refusals, REFUSED_ROUTES, Refusals.unknown_api_versions)
+        refused: Dispatcher[OtherClientsHost] = Dispatcher(
+            refusals, REFUSED_ROUTES, OtherClientsHost.unknown_api_versions
+        )
         self._refused: Dispatch = refused.dispatch
 
     def dispatch(self, connection: Connection, frame: Frame) -> None:

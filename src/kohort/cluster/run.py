@@ -47,7 +47,7 @@ from kohort.cluster.host import CoordinatorHost
 from kohort.cluster.journal.journal_partition import JournalSettings
 from kohort.cluster.journal.topic import journal_topic
 from kohort.cluster.kafka_authorizer import KafkaAuthorizer, poll_security, refuse_secured_kafka
-from kohort.cluster.other_clients import OwnClientsDispatcher, Refusals
+from kohort.cluster.other_clients import KohortClientsDispatcher, OtherClientsHost
 from kohort.cluster.retry import retry_forever
 from kohort.cluster.settings import CoordinatorConfiguration, advertised_address, coordinator_id
 from kohort.cluster.shard_ownership import OwnedShard
@@ -143,7 +143,7 @@ RETIRE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class CoordinatorOptions:
     """The options that a coordinator is started with.
 
     Attributes:
@@ -186,7 +186,7 @@ class RunningCoordinator:
         failed: whether it ends because of a fault, or of something that only a person can mend.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, options: Options) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, options: CoordinatorOptions) -> None:
         self._loop = loop
         self._options = options
         config = options.configured
@@ -208,8 +208,8 @@ class RunningCoordinator:
             self._authorizer = self._kafka_authorizer()
             self.host.authorizer = self._authorizer
             dispatcher = Dispatcher(self.host, COORDINATOR_ROUTES, unknown_api_versions, pushing=push.handle_frame)
-            refusals = Refusals(self.host, self._authorizer)
-            dispatch = OwnClientsDispatcher(dispatcher.dispatch, refusals).dispatch
+            refusals = OtherClientsHost(self.host, self._authorizer)
+            dispatch = KohortClientsDispatcher(dispatcher.dispatch, refusals).dispatch
             self.serving = CoordinatorServing(self.host, [listener], config.socket, room, dispatch)
             self._users = CoordinatorUsers(config.security)
             logins = sasl_servers(options.listen, config.security, self._users, self.serving.server.logins)
@@ -254,7 +254,7 @@ class RunningCoordinator:
         """The address that clients connect to, as HOST:PORT."""
         return self.serving.address
 
-    async def begin(self) -> None:
+    async def start_accepting(self) -> None:
         """Accept clients, and return once the shards that are assigned to this process serve.
 
         Raises:
@@ -271,7 +271,7 @@ class RunningCoordinator:
             await refuse_secured_kafka(self._client, self._options.kafka)
             self._run_in_background(poll_security(self._client, self._options.kafka), "security of Kafka")
         topics = self.host.topics
-        await retry_forever("Kafka's topics", topics.poll)
+        await retry_forever("Kafka's topics", topics.request_all_topics)
         me = self._candidate({place.node_id for place in topics.brokers})
         settings = JournalSettings(
             coordinator=me.id,
@@ -287,7 +287,7 @@ class RunningCoordinator:
         topic = await retry_forever(
             f"topic {own.journal_topic}", lambda: self._client.call(journal_topic(cluster, settings))
         )
-        self.host.begin(me, topic, settings)
+        self.host.set_identity(me, topic, settings)
         self._run_in_background(topics.poll_topics(), "topics of Kafka")
         self.serving.listen()
         await retry_forever("a place among the coordinators", lambda: self._coordination.open(me, topic.partitions))
@@ -306,8 +306,8 @@ class RunningCoordinator:
             mirror = GroupMirror(self._coordination, self.host)
             self.host.metrics.mirror = mirror.meter
             self.host.on_rebalanced = mirror.request_early_run
-            self._run_in_background(mirror.watch(), "mirror of groups")
-        self.host.ownership.begin(me)
+            self._run_in_background(mirror.mirror_at_intervals(), "mirror of groups")
+        self.host.ownership.start_owning(me)
         self._follow()
         await self.host.ownership.wait_until_shards_serve()
 
@@ -331,7 +331,7 @@ class RunningCoordinator:
 
     def _follow(self) -> None:
         """Begin and end shards, and watch peers, according to the placement; called when it may have changed."""
-        self.host.ownership.follow()
+        self.host.ownership.follow_placement()
         if self._peers is not None:
             self._peers.watch_candidates()
 
@@ -347,7 +347,7 @@ class RunningCoordinator:
         """
         while True:
             self._coordination.report_loop_alive()
-            self._client.check()
+            self._client.raise_if_closed()
             if any(place.node_id == me.id for place in self.host.topics.brokers):
                 raise InvalidInputError(f"Kafka has a broker {me.id} now, whom clients can't tell from this one: --id")
             await asyncio.sleep(ALIVE_S)
@@ -358,7 +358,7 @@ class RunningCoordinator:
         if peers is not None:
             await peers.close()
             try:
-                await asyncio.wait_for(self._coordination.retire(), RETIRE_S)
+                await asyncio.wait_for(self._coordination.hand_over_and_leave(), RETIRE_S)
                 await self.host.ownership.wait_handed_over()
             except (TimeoutError, KafkaError) as error:
                 log.warning(
@@ -375,14 +375,14 @@ class RunningCoordinator:
         self._users.close()
 
 
-def _coordination_service(options: Options) -> CoordinationService:
+def _coordination_service(options: CoordinatorOptions) -> CoordinationService:
     own = options.configured.own
     if options.zookeeper is not None:
         return ZooKeeperCoordination(options.zookeeper, own.placement_session_ms)
     return GroupCoordination(options.kafka, own.placement_group, session_ms=own.placement_session_ms)
 
 
-def _listener(options: Options) -> ListenerSocket:
+def _listener(options: CoordinatorOptions) -> ListenerSocket:
     """Bind the coordinator's listening socket.
 
     Raises:
@@ -416,7 +416,7 @@ class CoordinatorUsers(Users):
         self._folder.cleanup()
 
 
-def run_coordinator(options: Options) -> int:
+def run_coordinator(options: CoordinatorOptions) -> int:
     """Run the command `kohort coordinator` until it is stopped; return the exit code.
 
     Raises:
@@ -431,5 +431,5 @@ def run_coordinator(options: Options) -> int:
         made.append(RunningCoordinator(loop, chosen))
         return made[0]
 
-    serve_until_ended(start_coordinator, RunningCoordinator.begin)
+    serve_until_ended(start_coordinator, RunningCoordinator.start_accepting)
     return 1 if made[0].failed else 0

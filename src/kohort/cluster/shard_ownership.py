@@ -99,12 +99,12 @@ class ShardOwnership:
         self.append: dict[int, Histogram] = {}
         self.fences: dict[int, int] = {}
 
-    def begin(self, me: Candidate) -> None:
+    def start_owning(self, me: Candidate) -> None:
         """Start to own the shards that the placement assigns to this candidate."""
         self._me = me
-        self.follow()
+        self.follow_placement()
 
-    def placed_here(self) -> frozenset[int]:
+    def assigned_shards(self) -> frozenset[int]:
         """Return the shards that the placement assigns to this process."""
         placement, me = self._coordination.placement, self._me
         if placement is None or me is None:
@@ -113,9 +113,9 @@ class ShardOwnership:
         same = named is not None and named.incarnation == me.incarnation
         return placement.shards_of(me.id) if same else frozenset()
 
-    def follow(self) -> None:
+    def follow_placement(self) -> None:
         """Begin and end shards to match the placement. Call this whenever it may have changed."""
-        mine = self.placed_here()
+        mine = self.assigned_shards()
         leaving = self._leaving()
         gone = sorted(self.owned.keys() - mine - leaving)
         new = sorted(mine - self.owned.keys())
@@ -142,8 +142,8 @@ class ShardOwnership:
             await self._news.wait()
 
     def _is_settled(self) -> bool:
-        here = {shard.index for shard in self._groups if shard.loaded or shard.phase.ended}
-        return self.placed_here() == self.owned.keys() == here
+        here = {shard.index for shard in self._groups if shard.is_loaded or shard.phase.is_final}
+        return self.assigned_shards() == self.owned.keys() == here
 
     async def wait_handed_over(self) -> None:
         """Wait until every shard that the placement assigns to another coordinator has left this one."""
@@ -159,7 +159,7 @@ class ShardOwnership:
             tenure.journal = self._open_journal(index)
         return tenure.journal
 
-    def loaded(self, index: int) -> None:
+    def record_shard_loaded(self, index: int) -> None:
         """Record that a shard has loaded its journal."""
         tenure = self.owned.get(index)
         if tenure is not None:
@@ -200,13 +200,13 @@ class ShardOwnership:
         """Begin a shard again if the refreshed placement still assigns it here."""
         await self._coordination.refresh_placement()
         owned.again = None
-        self.follow()
+        self.follow_placement()
         if self.owned.get(owned.index) is owned:
             self._begin_term(owned)
 
     def _begin_term(self, owned: OwnedShard) -> None:
         owned.began_s, owned.load_s = time.monotonic(), None
-        self._groups.begin(owned.index, next(self._terms))
+        self._groups.take_over_shard(owned.index, next(self._terms))
 
     def _leaving(self) -> frozenset[int]:
         return frozenset(index for index, tenure in self.owned.items() if tenure.leaving is not None)

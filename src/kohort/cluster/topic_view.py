@@ -19,7 +19,7 @@ from kohort.broker.shards import GroupShards
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.cluster import Between, BrokerById, Cluster
 from kohort.errors import ErrorCode, KafkaError, TimedOutError, error_for
-from kohort.groups.effects import LookForTopics
+from kohort.groups.effects import FindDeletedTopics
 from kohort.groups.events import Topic, TopicImage, TopicsChanged, TopicsDeleted
 from kohort.ids import NO_TOPIC_ID, TopicId
 from kohort.log.catalog import TopicNames
@@ -40,7 +40,7 @@ from kohort.wire.discovery import MetadataRequest, MetadataResponse
 # | by name that it is not authorized, or another error | none: the topic is kept as it was |
 # | no answer | none: it is requested by name |
 #
-# A shard that loads contributes too: its offsets carry the ids of their topics (`LookForTopics`). A topic that was
+# A shard that loads contributes too: its offsets carry the ids of their topics (`FindDeletedTopics`). A topic that was
 # deleted while no coordinator ran is detected in the same way.
 
 ANSWERS_WANTED = 2
@@ -152,7 +152,7 @@ class TopicView:
 
     # -- the result
 
-    def image(self) -> TopicImage:
+    def topic_image(self) -> TopicImage:
         """Return all topics as the group coordinator sees them; a new object whenever any of them has changed."""
         if self._image is None:
             self._version += 1
@@ -344,7 +344,7 @@ class KafkaTopics:
         self._client = client
         self._groups = groups
         self._announced = TopicView()
-        self._image = self._announced.image()
+        self._image = self._announced.topic_image()
         self._hidden: frozenset[str] = frozenset()
         self._asking = asyncio.Lock()
         self._soon = asyncio.Event()
@@ -373,11 +373,11 @@ class KafkaTopics:
         """All topics by id."""
         return self._announced.by_id
 
-    def image(self) -> TopicImage:
+    def topic_image(self) -> TopicImage:
         """Return all topics as the group coordinator sees them."""
         return self._image
 
-    def refusal(self, name: str) -> KafkaError | None:
+    def invalid_name_error(self, name: str) -> KafkaError | None:
         """Return why a topic name is invalid; None: it is valid."""
         try:
             _VALID_NAMES.check(name)
@@ -392,7 +392,7 @@ class KafkaTopics:
 
     # -- requests to brokers
 
-    async def poll(self) -> None:
+    async def request_all_topics(self) -> None:
         """Request all topics from one broker, and send the changes to the shards.
 
         Raises:
@@ -423,7 +423,7 @@ class KafkaTopics:
         while True:
             began = loop.time()
             try:
-                await self.poll()
+                await self.request_all_topics()
             except KafkaError as error:
                 if not self._unanswered:
                     log.warning(
@@ -444,7 +444,7 @@ class KafkaTopics:
         """Make `poll_topics` poll now, because something is known to have changed."""
         self._soon.set()
 
-    def find_deleted_topics(self, question: LookForTopics) -> None:
+    def find_deleted_topics(self, question: FindDeletedTopics) -> None:
         """Find out whether topics were deleted: a shard holds offsets of topics that the view does not have."""
         self._announced.find_deleted_topics(question.topics)
         self.poll_topics_now()
@@ -476,7 +476,7 @@ class KafkaTopics:
             self._wanted, self._wants_all, self._finding = set(), False, []
             try:
                 if everything:
-                    await self.poll()
+                    await self.request_all_topics()
                 else:
                     for first in range(0, len(names), ASKED_MAX):
                         await self._poll_names(names[first : first + ASKED_MAX])
@@ -539,7 +539,7 @@ class KafkaTopics:
         """Refresh the brokers' addresses from any reachable broker, the bootstrap servers included."""
         cluster = self._client.cluster
         try:
-            await cluster.runtime.within(cluster.request_brokers_once(), ANSWER_MS, "brokers")
+            await cluster.runtime.run_within(cluster.request_brokers_once(), ANSWER_MS, "brokers")
         except TimedOutError as error:
             raise TimedOutError(f"Kafka does not answer: {cluster.unreachable_text() or error}") from error
 
@@ -562,7 +562,7 @@ class KafkaTopics:
 
     def _notify_shards(self) -> None:
         """Send the changes to the shards: first the existing topics, then those whose offsets are dropped."""
-        before, self._image = self._image, self._announced.image()
+        before, self._image = self._image, self._announced.topic_image()
         deleted = self._announced.take_deleted_topics()
         if self._image is not before:
             self._groups.queue_for_all_shards(TopicsChanged(self._image))

@@ -90,13 +90,13 @@ class Driver(Protocol):
         The error is a FencedError if another coordinator owns the journal, or a KafkaError if it cannot be read.
         """
 
-    def own_settings(self, index: int) -> Mapping[str, GroupSettings]:
+    def group_settings_of_shard(self, index: int) -> Mapping[str, GroupSettings]:
         """Return the dynamic settings of single groups of a shard, by group id; the journal does not hold them."""
 
     def run_background_task(self, work: BackgroundTask, done: Callable[[Event], None]) -> None:
         """Run a background task outside the turns, and pass its event to `done` in a turn."""
 
-    def push(self, push: Push) -> None:
+    def send_to_push_consumer(self, push: Push) -> None:
         """Send a server-initiated request frame to a push consumer."""
 
     def record_metric(self, note: MetricNote) -> None:

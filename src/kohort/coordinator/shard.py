@@ -27,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from kohort.coordinator.driver import Action, Driver, ScheduledCall
 from kohort.errors import ErrorCode, FencedError, KafkaError
 from kohort.groups.config import GroupConfig
-from kohort.groups.effects import Counted, Effects, GroupState, LogLine, Meter, Now, ReplyValue
+from kohort.groups.effects import CoordinatorMeter, CounterIncreased, Effects, GroupState, LogLine, Now, ReplyValue
 from kohort.groups.events import (
     ConsumerGroupDescribe,
     DeleteGroups,
@@ -37,7 +37,7 @@ from kohort.groups.events import (
     OffsetDelete,
     OffsetFetch,
     Request,
-    Tick,
+    TimersDue,
     TopicsDeleted,
     TransactionEnded,
 )
@@ -211,8 +211,8 @@ class Appends:
 
     # -- answers of the journal
 
-    def durable(self, token: int, sent_ms: int) -> None:
-        """Send the replies that waited for a durable append, and begin the next append (`Owner.durable`)."""
+    def on_append_durable(self, token: int, sent_ms: int) -> None:
+        """Send the replies that waited for a durable append, and begin the next append (`Owner.on_append_durable`)."""
         if self.ended or token != self._token:
             return
         steps, self._token, self._sent = self._sent, None, []
@@ -225,19 +225,19 @@ class Appends:
         self._release(steps)
         self._append_next()
 
-    def lost(self, reason: Exception) -> None:
-        """Fail this load: an append under way may not be durable, and the term takes no more (`Owner.lost`)."""
+    def on_journal_lost(self, reason: Exception) -> None:
+        """Fail this load: an append under way may not be durable, the term takes no more (`Owner.on_journal_lost`)."""
         if not self.ended:
             self._fail(reason, None)
 
-    def continue_reading(self) -> None:
-        """Continue to load records after the journal had none available for a while (`Owner.continue_reading`)."""
+    def on_records_available(self) -> None:
+        """Continue to load records after the journal had none available for a while (`Owner.on_records_available`)."""
         reading, self._reading = self._reading, None
         if reading is not None:
             self._driver.call_soon(reading)
 
     def continue_when_notified(self, action: Action) -> None:
-        """Let the load continue with `action` when the journal calls `continue_reading`."""
+        """Let the load continue with `action` when the journal calls `on_records_available`."""
         self._reading = action
 
     # -- appending
@@ -350,7 +350,7 @@ class Phase(enum.Enum):
     CLOSED = enum.auto()
 
     @property
-    def ended(self) -> bool:
+    def is_final(self) -> bool:
         """Whether the phase is final: fenced, damaged or closed."""
         return self in (Phase.FENCED, Phase.DAMAGED, Phase.CLOSED)
 
@@ -409,12 +409,12 @@ class Shard:
         self._failures = 0
 
     @property
-    def loaded(self) -> bool:
+    def is_loaded(self) -> bool:
         """Whether requests are served."""
         return self.phase is Phase.SERVING and self._machine is not None
 
     @property
-    def damaged(self) -> bool:
+    def is_damaged(self) -> bool:
         """Whether damage in the journal keeps its groups from being served."""
         return self.phase is Phase.DAMAGED
 
@@ -448,14 +448,14 @@ class Shard:
 
         Does nothing in a final phase.
         """
-        if self.phase.ended:
+        if self.phase.is_final:
             return
         self._unload(Phase.LOADING, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
         appends = self._appends = Appends(self._journal, self._term, self._driver, self._release, self._lost)
         self._replay(appends, self._make_machine(self._config), self._committed(appends))
 
     def _committed(self, appends: Appends) -> Iterator[Any]:
-        yield from self._journal.begin(self._term, appends)
+        yield from self._journal.begin_term(self._term, appends)
 
     def _replay(self, appends: Appends, machine: GroupMachine, batches: Iterator[Any]) -> None:
         """Apply the journal's records in time slices, until a later load or the end stops it."""
@@ -473,7 +473,10 @@ class Shard:
                     self._driver.call_soon(partial(self._replay, appends, machine, batches))
                     return
             time_now, driver = self._driver.now(), self._driver
-            settings, ownership_proof_ms = driver.own_settings(self.index), self._journal.ownership_proof_ms or 0
+            settings, ownership_proof_ms = (
+                driver.group_settings_of_shard(self.index),
+                self._journal.ownership_proof_ms or 0,
+            )
             loaded = machine.on_loaded(time_now, driver.topic_image(), settings, ownership_proof_ms)
             steps: list[Step] = [(None, loaded)]
             if unseen := driver.topics_since_load(self.index):
@@ -526,7 +529,7 @@ class Shard:
         if self.phase is _SERVING or self._machine is not None:
             self._enqueue(event)
 
-    def settle(self) -> bool:
+    def process_queued_events(self) -> bool:
         """Process the first queued events now, and report whether deleted topics still have offsets in the journal.
 
         Returns:
@@ -593,16 +596,16 @@ class Shard:
 
     def _release(self, steps: list[Step]) -> None:
         """Carry out the effects of steps whose records are durable; their counters are added up before."""
-        counted: dict[Meter, int] = {}
+        counted: dict[CoordinatorMeter, int] = {}
         for _, outcome in steps:
             for request, value in outcome.replies:
                 self._answer_request(request, value)
             for push in outcome.pushes:
-                self._driver.push(push)
+                self._driver.send_to_push_consumer(push)
             for work in outcome.work:
                 self._driver.run_background_task(work, self.queue_event)
             for note in outcome.notes:
-                if isinstance(note, Counted):
+                if isinstance(note, CounterIncreased):
                     meter, amount = note
                     counted[meter] = counted.get(meter, 0) + amount
                 elif isinstance(note, LogLine):
@@ -610,7 +613,7 @@ class Shard:
                 else:
                     self._driver.record_metric(note)
         for meter, amount in counted.items():
-            self._driver.record_metric(Counted(meter, amount))
+            self._driver.record_metric(CounterIncreased(meter, amount))
         self._set_timer()
         if self._queue and not self._scheduled:
             self._wake()
@@ -735,7 +738,7 @@ class Shard:
             return
         due = machine.next_deadline_ms()
         if due is not None and due <= self._driver.now().mono_ms:
-            self._enqueue(Tick())
+            self._enqueue(TimersDue())
         else:
             self._set_timer()
 

@@ -247,9 +247,9 @@ class ClusterLookups:
 
     def _regions(self) -> View:
         from kohort.region.description import region_list_rows
-        from kohort.region.region_log import regions
+        from kohort.region.region_log import read_regions
 
-        return {"regions": region_list_rows(regions(self._servers, self._connection))}
+        return {"regions": region_list_rows(read_regions(self._servers, self._connection))}
 
     def region(self, name: str) -> View:
         """Return a region with its members and sinks as JSON values.

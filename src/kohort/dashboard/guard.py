@@ -198,7 +198,7 @@ class DashboardGuard:
         if self._access.logins is None:
             return None
         scope[SECRET] = _cookie(headers.get("cookie", ""), self._access.cookie)
-        scope[SESSION] = self._access.logins.session(scope[SECRET]) if scope[SECRET] else None
+        scope[SESSION] = self._access.logins.find_session(scope[SECRET]) if scope[SECRET] else None
         if scope[SESSION] is None and path.startswith("/api/") and path not in LOGIN_PATHS:
             return error_answer(401, "log in", "not_authorized")
         return None

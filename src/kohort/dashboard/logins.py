@@ -64,16 +64,16 @@ class DashboardUsers:
         self._load_users()
 
     def login(self, user: str, password: str) -> bytes | None:
-        """Check a user's password. Return its keyed hash (`proof`); None: the user or the password is wrong.
+        """Check a user's password. Return its keyed hash (`password_hash`); None: the user or the password is wrong.
 
         An unknown user takes as long as a known one.
         """
-        known = self.proof(user)
+        known = self.password_hash(user)
         given = hmac.digest(self._key, password.encode(), "sha256")
         fits = hmac.compare_digest(given, secrets.token_bytes(len(given)) if known is None else known)
         return known if fits else None
 
-    def proof(self, user: str) -> bytes | None:
+    def password_hash(self, user: str) -> bytes | None:
         """Return a keyed hash of a user's present password; None: there is no such user."""
         with self._lock:
             if self._now_s() - self._checked_s >= FILE_CHECK_S:
@@ -120,7 +120,7 @@ class FailedLoginLimits:
         self._free_at_s: OrderedDict[tuple[str, str], float] = OrderedDict()
         self._known: dict[str, OrderedDict[str, None]] = {}
 
-    def check(self, address: str, user: str) -> None:
+    def check_attempt(self, address: str, user: str) -> None:
         """Refuse a login attempt if too many logins from this address, or of this user, have failed.
 
         The user's limit does not apply on loopback and to addresses from which the user has logged in: strangers must
@@ -210,7 +210,7 @@ class DashboardLogins:
         self._tries = FailedLoginLimits(now_s)
         self._sessions: OrderedDict[bytes, LoginSession] = OrderedDict()
 
-    def begin(self, address: str, user: str, password: str) -> str:
+    def log_in(self, address: str, user: str, password: str) -> str:
         """Log a user in, and return the secret of the new session for its cookie.
 
         Raises:
@@ -218,7 +218,7 @@ class DashboardLogins:
             BusyError: Too many logins have failed.
         """
         shown = user if user.isprintable() and len(user) <= NAME_MAX else "?"
-        self._tries.check(address, user[:NAME_MAX])
+        self._tries.check_attempt(address, user[:NAME_MAX])
         proof = self._users.login(user, password) if max(len(user), len(password)) <= NAME_MAX else None
         if proof is None:
             self._tries.count_failure(address, user[:NAME_MAX])
@@ -233,12 +233,12 @@ class DashboardLogins:
         log.info("[user %s] logged in from %s", shown, address)
         return secret
 
-    def session(self, secret: str) -> LoginSession | None:
+    def find_session(self, secret: str) -> LoginSession | None:
         """Return the session with this secret; None: unknown, over, or its user is gone or has another password."""
         found = self._sessions.get(_kept(secret))
         if found is None:
             return None
-        proof = self._users.proof(found.user)
+        proof = self._users.password_hash(found.user)
         if found.ends_s > self._now_s() and proof is not None and hmac.compare_digest(proof, found.proof):
             return found
         self.log_out(secret)

@@ -64,7 +64,7 @@ class _Rings(Generic[K]):
         self._keys_max = keys_max
         self._rings: dict[K, array[float]] = {}
 
-    def put(self, slot: int, values: Mapping[K, int], gone: Iterable[K]) -> None:
+    def write_values(self, slot: int, values: Mapping[K, int], gone: Iterable[K]) -> None:
         """Write the values of one read at a slot, NaN for keys without a value; drop the rings of `gone` keys."""
         for key in gone:
             self._rings.pop(key, None)
@@ -132,9 +132,9 @@ class LagHistory:
         slot = self._reads % READS_KEPT
         self._reads += 1
         self._times[slot] = values.at_ms
-        self._lag.put(slot, values.lags, gone)
-        self._time_lag.put(slot, values.time_lags_ms, gone)
-        self._partitions.put(slot, values.partitions, left)
+        self._lag.write_values(slot, values.lags, gone)
+        self._time_lag.write_values(slot, values.time_lags_ms, gone)
+        self._partitions.write_values(slot, values.partitions, left)
 
     def times_ms(self, last: int = READS_KEPT) -> list[int]:
         """Return the times of the last reads in ms since 1970, the oldest first."""
@@ -172,7 +172,7 @@ def _is_gone(name: str, report: LagReport) -> bool:
 class ClusterObserver(ClosedOnExit):
     """The source of all dashboard answers about groups: it reads the cluster at an interval.
 
-    Answers are from memory, except those of `past`, which are from the history file.
+    Answers are from memory, except those of `lag_history`, which are from the history file.
 
     The overview is encoded once after each read, on the reading thread. So a page of any number of groups is sent as it
     is.
@@ -258,7 +258,7 @@ class ClusterObserver(ClosedOnExit):
             raise NotFoundError(f"there is no group {name!r}{did_you_mean(name, report.groups)}")
         return {"cluster": self.cluster(), "group": found}
 
-    def past(self, name: str, last_ms: int) -> View:
+    def lag_history(self, name: str, last_ms: int) -> View:
         """Return a group's lag over the last `last_ms` as lists of points, from the history file.
 
         The lists are empty without a file. A point is None where nothing was read.
@@ -271,7 +271,7 @@ class ClusterObserver(ClosedOnExit):
             with suppress(NotFoundError), self._file.reader() as reader:
                 if reader.cluster_id in (None, self._reader.cluster_id):  # otherwise `history_error` says so
                     since_ms = round(time.time() * 1000) - last_ms
-                    points = reader.points(name, since_ms, PAST_POINTS, self._interval_ms)
+                    points = reader.chart_points(name, since_ms, PAST_POINTS, self._interval_ms)
         return {
             "is_kept": self._file is not None,
             "times_ms": [None if point is None else point.at_ms for point in points],

@@ -204,7 +204,7 @@ class DashboardRoutes:
         try:
             asked = await decode_body(request, LoginBody)
             address = request.client.host if request.client else ""
-            secret = self._access.logins.begin(address, asked.user, asked.password)
+            secret = self._access.logins.log_in(address, asked.user, asked.password)
         except NotAuthorizedError as error:
             return error_answer(401, error.message, "not_authorized")
         except KafkaError as error:
@@ -223,7 +223,7 @@ class DashboardRoutes:
 
     def _is_current(self, request: Request) -> bool:
         """Return whether the login session of a request is still valid, after the request has waited."""
-        return self._access.logins is None or self._access.logins.session(request.scope[SECRET]) is not None
+        return self._access.logins is None or self._access.logins.find_session(request.scope[SECRET]) is not None
 
     async def _file(self, request: Request) -> Response:
         body, kind = self._files[request.url.path]
@@ -239,7 +239,7 @@ class DashboardRoutes:
         self._pasts += 1
         try:
             return await self._in_thread(
-                self._disk, lambda request: self._observer.past(_text(request, "name"), _last_ms(request))
+                self._disk, lambda request: self._observer.lag_history(_text(request, "name"), _last_ms(request))
             )(request)
         finally:
             self._pasts -= 1
@@ -448,14 +448,14 @@ class LimitedProtocol(H11Protocol):
         """Pause the response until the browser has read; close the connections whose browsers have too much unread."""
         super().pause_writing()
         others = self._others()
-        unsent = sum(found.unsent() for found in others)
+        unsent = sum(found.unsent_bytes() for found in others)
         while unsent > UNSENT_BYTES_MAX:
-            most = max(others, key=LimitedProtocol.unsent)
-            unsent -= most.unsent()
+            most = max(others, key=LimitedProtocol.unsent_bytes)
+            unsent -= most.unsent_bytes()
             others.remove(most)
             most.transport.abort()
 
-    def unsent(self) -> int:
+    def unsent_bytes(self) -> int:
         """Return the number of bytes of the response that wait in the send buffer."""
         return self.transport.get_write_buffer_size()
 
@@ -464,7 +464,7 @@ class LimitedProtocol(H11Protocol):
         if not self.is_served:
             return True
         cycle = self.cycle
-        return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent()
+        return (cycle is None or cycle.response_complete or cycle.more_body) and not self.unsent_bytes()
 
     def waiting_since_s(self) -> float:
         """Return the time since which the connection waits for a request, in s on the event loop's clock."""
@@ -475,7 +475,7 @@ class LimitedProtocol(H11Protocol):
 
     def _end_if_stuck(self) -> None:
         """Close the connection if it waits for a request, or for its browser to read, for longer than `WAIT_S`."""
-        now_s, unsent = self.loop.time(), self.unsent()
+        now_s, unsent = self.loop.time(), self.unsent_bytes()
         if not unsent or unsent < self._unsent_then:
             self._stands_since_s = now_s
         self._unsent_then = unsent

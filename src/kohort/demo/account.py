@@ -66,7 +66,7 @@ def read_iceberg(folder: Path) -> tuple[pa.Table, str]:
     return rows, found.metadata_location.removeprefix("file://")
 
 
-def query_of(metadata: str) -> str:
+def duckdb_query_of(metadata: str) -> str:
     """Return the query by which DuckDB reads an Iceberg table.
 
     Args:
@@ -117,7 +117,7 @@ def compare_with_topic(rows: pa.Table, ends: Mapping[int, int]) -> CountResult:
     return CountResult(rows.num_rows, repeated, missing, once.num_rows - known, once)
 
 
-def summed(flights: pa.Table, keys: Sequence[str]) -> pa.Table:
+def sum_by_columns(flights: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Return the number of flights and their delays, by the columns `keys`, in their order."""
     delays: list[Any] = [(name, how) for name in ("dep_delay", "arr_delay") for how in ("count", "sum")]
     found = flights.group_by(list(keys)).aggregate([([], "count_all"), *delays])
@@ -127,11 +127,11 @@ def summed(flights: pa.Table, keys: Sequence[str]) -> pa.Table:
     return table.sort_by([(name, "ascending") for name in keys])
 
 
-def differences(once: pa.Table, rows: int) -> Iterator[str]:
+def sum_differences(once: pa.Table, rows: int) -> Iterator[str]:
     """Return a line for each connection and hour whose sums are not those of the first `rows` flights of the data."""
     keys = [*CONNECTION, "hour"]
-    wanted = {tuple(row[name] for name in keys): row for row in summed(flights_table(rows), keys).to_pylist()}
-    found = {tuple(row[name] for name in keys): row for row in summed(once, keys).to_pylist()}
+    wanted = {tuple(row[name] for name in keys): row for row in sum_by_columns(flights_table(rows), keys).to_pylist()}
+    found = {tuple(row[name] for name in keys): row for row in sum_by_columns(once, keys).to_pylist()}
     for key in sorted(wanted | found):
         if wanted.get(key) != found.get(key):
             yield f"{' '.join(map(str, key))}:00: {found.get(key)} instead of {wanted.get(key)}"
@@ -140,7 +140,7 @@ def differences(once: pa.Table, rows: int) -> Iterator[str]:
 def worst_connections(once: pa.Table, least: int) -> list[dict[str, Any]]:
     """Return the connections with the largest mean departure delay, of those with `least` flights or more."""
     found = []
-    for row in summed(once, CONNECTION).to_pylist():
+    for row in sum_by_columns(once, CONNECTION).to_pylist():
         if row["flights"] >= least and row["dep_known"]:
             means = {f"{end}_mean": row[f"{end}_minutes"] / max(1, row[f"{end}_known"]) for end in ("dep", "arr")}
             found.append({name: row[name] for name in (*CONNECTION, "flights")} | means)
@@ -150,7 +150,7 @@ def worst_connections(once: pa.Table, least: int) -> list[dict[str, Any]]:
 # -- The tables
 
 
-def show(outcome: Mapping[str, Any], console: Console) -> None:
+def print_result(outcome: Mapping[str, Any], console: Console) -> None:
     """Print the result of a run as tables."""
     account, group, killed, region = (outcome[name] for name in ("account", "group", "killed", "region"))
     title = "The connections that leave latest"
@@ -205,7 +205,7 @@ FLIGHTS_OF_HOUR_MIN = 50
 """The fewest flights of an hour that say anything about delay."""
 
 
-def draw(once: pa.Table, file: Path, how: str) -> None:
+def draw_delays(once: pa.Table, file: Path, how: str) -> None:
     """Write a PNG: how late flights leave, by the hour they should have left.
 
     Args:
@@ -244,6 +244,6 @@ def draw(once: pa.Table, file: Path, how: str) -> None:
 
 def _by_hour(once: pa.Table) -> tuple[list[int], list[int], list[float]]:
     """Return hours, flights and mean departure delays in minutes."""
-    rows = [row for row in summed(once, ["hour"]).to_pylist() if row["dep_known"] >= FLIGHTS_OF_HOUR_MIN]
+    rows = [row for row in sum_by_columns(once, ["hour"]).to_pylist() if row["dep_known"] >= FLIGHTS_OF_HOUR_MIN]
     means = [row["dep_minutes"] / row["dep_known"] for row in rows]
     return [row["hour"] for row in rows], [row["flights"] for row in rows], means

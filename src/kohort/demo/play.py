@@ -31,12 +31,12 @@ from kohort.client.admin.admin import Admin
 from kohort.client.admin.values import NewTopic
 from kohort.demo.account import (
     compare_with_topic,
-    differences,
-    draw,
-    query_of,
+    draw_delays,
+    duckdb_query_of,
+    print_result,
     read_batches,
     read_iceberg,
-    show,
+    sum_differences,
     worst_connections,
 )
 from kohort.demo.flights import ALL, FlightReplay, flights_path
@@ -133,7 +133,7 @@ def run(options: DemoOptions) -> int:
             sys.stdout.write(msgspec.json.encode(outcome).decode() + "\n")
         else:
             play.console.print()
-            show(outcome, play.console)
+            print_result(outcome, play.console)
             play.print_event("done")
         if options.keep:
             play.print_event(f"the broker stays at {servers} until Ctrl-C (process {os.getpid()})")
@@ -297,8 +297,8 @@ class Play:
             rows = read_batches(self.home)
         account = compare_with_topic(rows, {share.partition: share.log_end for share in self.shares})
         lag, picture = sum(share.lag for share in self.shares), self.folder / "delay-by-hour.png"
-        draw(account.once, picture, f"each {how} sharing one consumer group")
-        faults = list(islice(differences(account.once, self.total), FAULTS_MAX))
+        draw_delays(account.once, picture, f"each {how} sharing one consumer group")
+        faults = list(islice(sum_differences(account.once, self.total), FAULTS_MAX))
         wrong = account.missing or account.unknown or faults or lag or (self.options.region and account.repeated)
         shares = [asdict(share) | {"lag": share.lag} for share in self.shares]
         return {
@@ -321,7 +321,7 @@ class Play:
             },
             "worst": worst_connections(account.once, self.options.least),
             "picture": str(picture),
-            "query": query_of(metadata) if metadata else "",
+            "query": duckdb_query_of(metadata) if metadata else "",
             "seconds": round(time.monotonic() - self.began_s, 1),
         }
 

@@ -270,7 +270,7 @@ class GroupImports:
         self.under_way: dict[str, int] = {}
         self._verdicts: dict[str, MissingGroupVerdict] = {}
 
-    def verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
+    def stored_verdict(self, group_id: str, now_ms: int) -> MissingGroupVerdict | None:
         """Return the stored verdict on a missing group, from its earlier coordinator's answer; None: none is valid."""
         verdict = self._verdicts.get(group_id)
         return verdict if verdict is not None and now_ms < verdict.until_ms else None
@@ -280,7 +280,7 @@ class GroupImports:
         verdict = self._verdicts.get(group_id)
         return 0 if verdict is None else verdict.failures
 
-    def remember(self, group_id: str, verdict: MissingGroupVerdict) -> None:
+    def store_verdict(self, group_id: str, verdict: MissingGroupVerdict) -> None:
         """Store the verdict on a missing group that follows from its earlier coordinator's answer."""
         self._verdicts.pop(group_id, None)
         self._verdicts[group_id] = verdict
@@ -291,12 +291,12 @@ class GroupImports:
         """Forget the verdict on a missing group, because the group exists here now."""
         self._verdicts.pop(group_id, None)
 
-    def admit(self, step: Step, group_id: str) -> MissingGroupVerdict:
+    def verdict_or_import(self, step: Step, group_id: str) -> MissingGroupVerdict:
         """Return the verdict on a missing group: create it, refuse, or retry while its import is under way.
 
         Without a valid verdict, start an import from the group's earlier coordinator, Kafka's own.
         """
-        verdict = self.verdict(group_id, step.now.mono_ms)
+        verdict = self.stored_verdict(group_id, step.now.mono_ms)
         if verdict is not None:
             return verdict
         if group_id not in self.under_way and len(self.under_way) < UNDER_WAY_MAX:
@@ -304,20 +304,22 @@ class GroupImports:
             step.begin_task(ImportGroupOffsets(group_id, ticket))
         return RETRY_LATER
 
-    def refuse(self, step: Step, event: GroupImported) -> None:
+    def store_refusal(self, step: Step, event: GroupImported) -> None:
         """Store the verdict on a group that is not imported: there was nothing to import, a refusal, or no answer."""
         now_ms = step.now.mono_ms
         if event.error is ErrorCode.NONE:
-            self.remember(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
+            self.store_verdict(event.group_id, MissingGroupVerdict(ErrorCode.NONE, "", now_ms + NOTHING_MS))
         elif event.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
             failures = self.failures(event.group_id)
             wait_ms = min(SILENT_MS << min(failures, 10), SILENT_MAX_MS)
-            self.remember(event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + wait_ms, failures + 1))
+            self.store_verdict(
+                event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + wait_ms, failures + 1)
+            )
             if failures == 0:
                 text = f"not served until its earlier coordinator answers: {event.text}"
                 step.log(event.group_id, text, Level.WARNING)
         else:
-            self.remember(event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + REFUSED_MS))
+            self.store_verdict(event.group_id, MissingGroupVerdict(event.error, event.text, now_ms + REFUSED_MS))
             step.log(
                 event.group_id,
                 f"refused, its earlier coordinator's offsets can't be imported: {event.text}",

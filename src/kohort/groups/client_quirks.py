@@ -56,7 +56,7 @@ CLASSIC_DELAY_MS = 30_000
 """No limit in practice: `deferred_notification` takes less, by the interval, and `long_polling` by the session."""
 
 
-def classic_delay_ms(mode: str, software: str | None) -> int:
+def max_heartbeat_delay_ms(mode: str, software: str | None) -> int:
     """Return how long responses to this client's classic Heartbeat may be delayed, in ms; 0: not at all.
 
     The arguments are those of `delay_tolerance`.

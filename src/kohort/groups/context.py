@@ -21,10 +21,10 @@ from kohort.groups.events import JoinGroup
 from kohort.groups.group import REFUSED, Group, GroupMembership, M, Partition, PendingOffset
 from kohort.groups.records import (
     GroupSaved,
-    Kind,
     OffsetCommitted,
     OffsetsImported,
     Record,
+    RecordKind,
     Tombstone,
     TransactionMarked,
 )
@@ -43,7 +43,7 @@ class Ledger:
     Attributes:
         open_transactions: the groups with pending offsets of a producer, by producer id.
         imported: the import records by group; they outlive their groups.
-        changed: published groups that have changed since the last `ShowPushGroups`; None before the first one.
+        changed: published groups that have changed since the last `DescribePushGroups`; None before the first one.
     """
 
     def __init__(self, kinds: Sequence[type[GroupMembership]]) -> None:
@@ -114,7 +114,7 @@ class Ledger:
         take(membership, record)
         self.mark_for_zookeeper(membership)
 
-    def take_commit(self, group: Group, partitions: Iterable[Partition], records: Sequence[OffsetCommitted]) -> None:
+    def apply_commit(self, group: Group, partitions: Iterable[Partition], records: Sequence[OffsetCommitted]) -> None:
         """Apply the records of a commit to one group, none of them transactional.
 
         The result is that of `apply` for each record, in less time.
@@ -136,7 +136,7 @@ class Ledger:
             group.pending_of.setdefault(partition, {})[record.producer_id] = slot
             self.open_transactions.setdefault(record.producer_id, {})[record.group_id] = None
             return
-        self.take_commit(group, (partition,), (record,))
+        self.apply_commit(group, (partition,), (record,))
 
     def _offsets_imported(self, record: OffsetsImported) -> None:
         self.imported[record.group_id] = record
@@ -154,14 +154,14 @@ class Ledger:
 
     def _tombstone(self, record: Tombstone) -> None:
         kind, group_id, *rest = record.key
-        if kind is Kind.IMPORT:
+        if kind is RecordKind.IMPORT:
             self.imported.pop(group_id, None)
             return
         group = self.groups.get(group_id)
         if group is None:
             return
         self.mark_for_zookeeper(group.membership)
-        if kind is Kind.OFFSET:
+        if kind is RecordKind.OFFSET:
             self._drop_offset(group, (rest[0], rest[1]))
         elif group.membership.apply_tombstone(kind, rest):
             group.membership = self._first(group_id)
@@ -177,7 +177,7 @@ class Ledger:
                 self.open_transactions[producer_id].pop(group.group_id, None)
 
     def _drop_if_void(self, group: Group) -> None:
-        if group.is_void() and self.groups.pop(group.group_id, None) is not None:
+        if group.has_no_records() and self.groups.pop(group.group_id, None) is not None:
             self._name_chars -= len(group.group_id)
 
 
@@ -198,7 +198,7 @@ Downgrade: TypeAlias = "Callable[[str, str | None, tuple[JoinGroup, str] | None]
 """A function that converts a consumer group to a classic one: the groups' own code may not know both protocols."""
 
 
-def never_turns_classic(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
+def never_converts_to_classic(_group_id: str, _leaving: str | None, _joining: tuple[JoinGroup, str] | None) -> bool:
     """Return False: without a `GroupMachine`, a shard converts no consumer group to a classic one."""
     return False
 
@@ -220,7 +220,7 @@ class Context(Step):
         self.imports = GroupImports()
         self.expiring: list[str] = []
         self.expiry = Timer(Deadline.EXPIRY)
-        self.downgrade: Downgrade = never_turns_classic
+        self.downgrade: Downgrade = never_converts_to_classic
         self.ages = AgeClock(0, 0)
 
     def emit(self, record: Record) -> None:
@@ -268,7 +268,7 @@ class Context(Step):
         if after is not before and after not in entry.to:
             raise UnexpectedTransitionError(f"{group.group_id}: {trigger} led from {before} to {after}")
 
-    def remove(self, group: Group) -> None:
+    def remove_membership(self, group: Group) -> None:
         """Write tombstones for all records of a group's membership; its offsets stay."""
         for key in list(group.membership.tombstones()):
             self.emit(Tombstone(key))
@@ -277,7 +277,7 @@ class Context(Step):
         """Return the verdict on a missing group: create it, refuse, or retry while its import is under way."""
         if self.config.group_import == "off" or group_id in self.ledger.imported:
             return PROCEED
-        return self.imports.admit(self, group_id)
+        return self.imports.verdict_or_import(self, group_id)
 
     def has_room(self) -> bool:
         """Return whether the shard has fewer groups than `group.coordinator.max.groups`."""

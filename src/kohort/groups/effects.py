@@ -40,7 +40,7 @@ class MirroredPushGroup(Struct, frozen=True):
     loaded: bool
 
 
-class ShowPushGroupsReply(Struct, frozen=True):
+class DescribePushGroupsReply(Struct, frozen=True):
     """The owners and offsets of a shard's push groups, for the ZooKeeper mirror.
 
     Attributes:
@@ -82,7 +82,7 @@ class StartConsumer(NamedTuple):
     positions: tuple[PushPosition, ...]
 
 
-class DismissConsumer(NamedTuple):
+class DisconnectConsumer(NamedTuple):
     """An effect: close a push consumer's connection, and log why.
 
     The consumer was removed from its group, or has another connection now.
@@ -93,11 +93,11 @@ class DismissConsumer(NamedTuple):
     why: str
 
 
-Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DismissConsumer
+Pushed: TypeAlias = PingConsumer | StopConsumer | StartConsumer | DisconnectConsumer
 
 
-class DividePartitions(Struct, frozen=True):
-    """A background task: compute the assignment of a push group. Its result is the event `PartitionsDivided`.
+class ComputePushAssignment(Struct, frozen=True):
+    """A background task: compute the assignment of a push group. Its result is the event `PushAssignmentComputed`.
 
     The tasks of a group run one after the other. They wait only for tasks of groups in the same queue.
 
@@ -349,7 +349,7 @@ ReplyValue: TypeAlias = (
     | ConsumerGroupDescribeReply
     | TransactionEndedReply
     | RegisterConsumerReply
-    | ShowPushGroupsReply
+    | DescribePushGroupsReply
 )
 
 
@@ -407,7 +407,7 @@ class ResolveRegexes(Struct, frozen=True):
     topics: tuple[str, ...]
 
 
-class LookForTopics(Struct, frozen=True):
+class FindDeletedTopics(Struct, frozen=True):
     """A background task: find out which topics were deleted if the topic image cannot tell.
 
     The event `TopicsDeleted` names them some time later.
@@ -432,14 +432,14 @@ class ImportGroupOffsets(Struct, frozen=True):
     ticket: int
 
 
-Computation: TypeAlias = ComputeAssignment | ResolveRegexes | DividePartitions
+Computation: TypeAlias = ComputeAssignment | ResolveRegexes | ComputePushAssignment
 """A background task that needs nothing but CPU time."""
-Lookup: TypeAlias = LookForTopics | ImportGroupOffsets
+Lookup: TypeAlias = FindDeletedTopics | ImportGroupOffsets
 """A background task that asks the keeper of the topics, or the earlier coordinator of a group."""
 BackgroundTask: TypeAlias = Computation | FindOffsets | Lookup
 
 
-class Meter(enum.StrEnum):
+class CoordinatorMeter(enum.StrEnum):
     """Counters of the coordinator, the first four under Kafka's released names. Source: spec 1.7.
 
     - `HELD_TOLD`: delayed heartbeats whose response announced a rebalance.
@@ -462,10 +462,10 @@ class Meter(enum.StrEnum):
     PUSH_FAILED = "push-rebalance-failed"
 
 
-class Counted(NamedTuple):
+class CounterIncreased(NamedTuple):
     """An effect: a counter of the coordinator increases by `amount`."""
 
-    meter: Meter
+    meter: CoordinatorMeter
     amount: int
 
 
@@ -577,7 +577,7 @@ class LogLine(NamedTuple):
     text: str
 
 
-MetricNote: TypeAlias = Counted | Rebalanced | RebalanceCaused | GroupEmptied
+MetricNote: TypeAlias = CounterIncreased | Rebalanced | RebalanceCaused | GroupEmptied
 """Measurements and records of groups."""
 Note: TypeAlias = MetricNote | LogLine
 

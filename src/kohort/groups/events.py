@@ -40,7 +40,7 @@ class PushPosition(NamedTuple):
     offset: int
 
 
-class ConsumerAnswered(Struct, frozen=True):
+class PushConsumerAnswered(Struct, frozen=True):
     """A push consumer's answer to the oldest outstanding request on this connection.
 
     Attributes:
@@ -57,8 +57,8 @@ class ConsumerAnswered(Struct, frozen=True):
     positions: tuple[PushPosition, ...] = ()
 
 
-class PartitionsDivided(Struct, frozen=True):
-    """The result of a `DividePartitions`; ignored if another one was requested since.
+class PushAssignmentComputed(Struct, frozen=True):
+    """The result of a `ComputePushAssignment`; ignored if another one was requested since.
 
     Attributes:
         assignment: partitions by member id.
@@ -73,7 +73,7 @@ class PartitionsDivided(Struct, frozen=True):
     failure: str | None = None
 
 
-class ShowPushGroups(Struct, frozen=True):
+class DescribePushGroups(Struct, frozen=True):
     """A request for the owners and offsets of this shard's push groups, to publish them. Source: spec 4.7.
 
     Attributes:
@@ -411,7 +411,7 @@ class TopicImage(Struct, frozen=True):
     Attributes:
         sure: the image is complete: a missing topic does not exist, and no topic is recreated unnoticed. An image of
             topics that are kept elsewhere is not `sure`. Committed offsets then keep their topics' ids, and
-            `LookForTopics` checks missing topics.
+            `FindDeletedTopics` checks missing topics.
     """
 
     version: int = 0
@@ -551,7 +551,7 @@ class RegisterConsumer(Struct, frozen=True):
     connection: int = NO_CONNECTION
 
 
-class Tick(Struct, frozen=True):
+class TimersDue(Struct, frozen=True):
     """The event that a timer may be due: the time of `GroupMachine.next_deadline_ms` has passed."""
 
 
@@ -569,7 +569,7 @@ OneGroupRequest: TypeAlias = (
 )
 """Requests that name one group."""
 Request: TypeAlias = (
-    OneGroupRequest | DeleteGroups | DescribeGroups | ListGroups | ConsumerGroupDescribe | ShowPushGroups
+    OneGroupRequest | DeleteGroups | DescribeGroups | ListGroups | ConsumerGroupDescribe | DescribePushGroups
 )
 
 Event: TypeAlias = (
@@ -583,9 +583,9 @@ Event: TypeAlias = (
     | GroupSettingsChanged
     | ConnectionLost
     | ReleaseLongPolls
-    | ConsumerAnswered
-    | PartitionsDivided
+    | PushConsumerAnswered
+    | PushAssignmentComputed
     | OffsetsFound
     | OwnerNodesDeleted
-    | Tick
+    | TimersDue
 )

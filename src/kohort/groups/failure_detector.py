@@ -5,7 +5,8 @@ Members of every protocol derive from `MonitoredMember`, and groups from `Monito
 
 - **Interval** (`interval_ms`). Known if the member got one in a reply or with its lease. Otherwise its heartbeats
   show it (`learn_from_heartbeat`), or the group's usual interval applies (`default_interval_ms`).
-- **Due** (`due_ms`). One interval after the last heartbeat, or with `any_sign` after the last sign of any kind.
+- **Due** (`next_request_due_ms`). One interval after the last heartbeat, or with `any_sign` after the last of any
+  kind.
 - **Suspected** (`suspected_from_ms`). So late that it may be dead, or without a connection. A member that waits
   for a response is never suspected. The protocol decides what follows (`classic.deferred_notification`,
   `consumer.suspicion`). No protocol evicts a member for silence alone; the session timeout does that.
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from kohort.groups.effects import Meter
+from kohort.groups.effects import CoordinatorMeter
 from kohort.groups.events import NO_CONNECTION, ConnectionLost
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
@@ -62,9 +63,9 @@ def grace_end_ms(step: Step, event: ConnectionLost, heard_ms: int | None, interv
 
 
 def shorten_session(step: Step, session: Timer, due_ms: int) -> None:
-    """Let a member's session end at `due_ms`, unless it ends earlier."""
+    """Let a member's session end at `next_request_due_ms`, unless it ends earlier."""
     if session.due_ms is None or due_ms < session.due_ms:
-        step.deadlines.set(session, due_ms)
+        step.deadlines.set_timer(session, due_ms)
 
 
 LATE_MS = 100
@@ -94,7 +95,7 @@ CAREFUL = DetectorSettings()
 """The parameters of protocols that set none of their own."""
 
 
-class LongPoll(Protocol):
+class DelayableHeartbeat(Protocol):
     """A heartbeat request whose response the coordinator can delay, whatever the group's protocol."""
 
     @property
@@ -151,7 +152,7 @@ class MonitoredMember:
         self.interval_ms = 0
         self.slowest_ms = 0
         self.beat_ms: int | None = None
-        self.long_poll: LongPoll | None = None
+        self.long_poll: DelayableHeartbeat | None = None
         self.long_poll_timer: Timer | None = None
         self.released_ms: int | None = None
         self.times_from_reply = True
@@ -170,7 +171,7 @@ class MonitoredMember:
         """Whether the member's connection has ended and no request came on another one since."""
         return self.gone_ms is not None
 
-    def bind(self, step: Step, connection: int) -> None:
+    def bind_connection(self, step: Step, connection: int) -> None:
         """Bind the member to a connection: from now on only the end of this one matters."""
         group_id, member_id = self.session.group_id, self.session.subject
         step.forget_connection(self.connection, group_id, member_id)
@@ -178,21 +179,21 @@ class MonitoredMember:
         self.connection = connection
         self.gone_ms = None
 
-    def unbind(self, step: Step) -> None:
+    def unbind_connection(self, step: Step) -> None:
         """Unbind a removed member from its connection, so that the connection's end changes nothing."""
         step.forget_connection(self.connection, self.session.group_id, self.session.subject)
 
-    def touch(self, step: Step, session_ms: int) -> None:
+    def restart_session_if_connected(self, step: Step, session_ms: int) -> None:
         """Restart the session after a request or the end of a wait, unless the connection has ended."""
         if not self.lost:
             now_ms = step.now.mono_ms
             self.heard_ms = now_ms
-            step.deadlines.set(self.session, now_ms + session_ms)
+            step.deadlines.set_timer(self.session, now_ms + session_ms)
 
     def end_grace(self, step: Step, session_ms: int) -> None:
         """End the member's grace period, if any, and restart its session, after a request on any connection."""
         self.lost = False
-        self.touch(step, session_ms)
+        self.restart_session_if_connected(step, session_ms)
 
     def take_over_connection(self, before: MonitoredMember) -> None:
         """Take over connection and failure detection state from the same member under another protocol."""
@@ -226,14 +227,14 @@ class MonitoredMember:
             else:
                 if now_ms - released_ms > interval * 3 // 2 + LATE_MS:
                     self.no_long_polls = True
-                    step.count(Meter.HELD_LATE)
+                    step.count_meter(CoordinatorMeter.HELD_LATE)
                 if (released_ms - before_ms) * 10 > interval * 3:
                     self.times_from_reply = spacing * 10 > interval * 12
                 self.interval_ms = min(interval, spacing)
         self.beat_ms = now_ms
         self.released_ms = None
 
-    def due_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
+    def next_request_due_ms(self, settings: DetectorSettings, usual_ms: int = 0) -> int | None:
         """Return when the member's next request is due, by the monotonic clock; None if that is unknown.
 
         `usual_ms` is the interval to assume if the member's own is unknown; 0: none.
@@ -259,7 +260,7 @@ class MonitoredMember:
             return None
         if self.gone_ms is not None:
             return self.gone_ms + settings.reconnect_ms
-        due_ms = self.due_ms(settings, usual_ms)
+        due_ms = self.next_request_due_ms(settings, usual_ms)
         if due_ms is None:
             return None
         interval = self.interval_ms or usual_ms
@@ -308,7 +309,7 @@ class MonitoredGroup(ABC):
         from_ms = self.suspected_from_ms(step, member)
         return from_ms is not None and from_ms <= step.now.mono_ms
 
-    def lose_connection(
+    def handle_connection_end(
         self,
         step: Step,
         member: MonitoredMember,
@@ -355,5 +356,5 @@ class MonitoredGroup(ABC):
         end_ms = step.sessions_from_ms + self.member_session_ms(step, member)
         if step.now.mono_ms >= end_ms:
             return False
-        step.deadlines.set(session, end_ms)
+        step.deadlines.set_timer(session, end_ms)
         return True

@@ -36,7 +36,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.long_polling import LongPollingGroup
-from kohort.groups.records import Kind, OffsetCommitted, Record, RecordKey
+from kohort.groups.records import OffsetCommitted, Record, RecordKey, RecordKind
 from kohort.groups.step import Step
 from kohort.groups.table import Table, Trigger
 
@@ -109,7 +109,7 @@ class GroupMembership(LongPollingGroup):
         """Yield the keys to remove, in this order, so that no record is left."""
 
     @abstractmethod
-    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: RecordKind, names: list[str]) -> bool:
         """Apply the tombstone of a record with this kind and the rest of its key (`names`). Only the ledger calls this.
 
         Returns:
@@ -140,7 +140,7 @@ class GroupMembership(LongPollingGroup):
     def transactional_commit_error(self, step: Step, event: TxnOffsetCommit) -> ErrorCode:
         """Return NONE if a TxnOffsetCommit is accepted, else its error."""
 
-    def committed(self, step: Step, event: OffsetCommit) -> None:
+    def on_offsets_committed(self, step: Step, event: OffsetCommit) -> None:
         """Handle an accepted OffsetCommit, which may count as a member's sign of life."""
         return
 
@@ -247,11 +247,11 @@ class Group:
         """Return the membership if the group speaks this protocol, else None."""
         return self.membership if isinstance(self.membership, kind) else None
 
-    def is_void(self) -> bool:
+    def has_no_records(self) -> bool:
         """Return whether the group has no record left: no members, and no committed or pending offsets."""
         return not (self.offsets or self.pending or self.membership.has_records())
 
-    def state(self) -> GroupState:
+    def listed_state(self) -> GroupState:
         """Return the group's state for ListGroups."""
         return self.membership.group_state()
 
@@ -259,6 +259,6 @@ class Group:
         """Return every partition with a committed or a pending offset, each once."""
         return list(dict.fromkeys((*self.offsets, *self.pending_of)))
 
-    def has_pending(self, partition: Partition) -> bool:
+    def has_pending_offset(self, partition: Partition) -> bool:
         """Return whether a transaction holds an offset of this partition."""
         return partition in self.pending_of

@@ -19,8 +19,8 @@ import enum
 from typing import Any
 
 from kohort.errors import ErrorCode
-from kohort.groups.effects import Meter
-from kohort.groups.failure_detector import LongPoll, MonitoredGroup, MonitoredMember
+from kohort.groups.effects import CoordinatorMeter
+from kohort.groups.failure_detector import DelayableHeartbeat, MonitoredGroup, MonitoredMember
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -30,7 +30,7 @@ SHORTEST_MS = 100
 """Shorter delays gain less than a timer costs."""
 
 
-class Release(enum.Enum):
+class LongPollEnd(enum.Enum):
     """Why a delayed heartbeat response is sent."""
 
     NOW = enum.auto()
@@ -47,7 +47,7 @@ class LongPollingGroup(MonitoredGroup):
 
     __slots__ = ()
 
-    def answer_long_poll(self, step: Step, member: Any, event: Any, why: Release) -> None:
+    def answer_long_poll(self, step: Step, member: Any, event: Any, why: LongPollEnd) -> None:
         """Answer a delayed heartbeat as it would be answered now."""
         return
 
@@ -55,7 +55,7 @@ class LongPollingGroup(MonitoredGroup):
         """Answer a delayed heartbeat with an error, and a message if the protocol has one."""
         return
 
-    def begin_long_poll(self, step: Step, member: MonitoredMember, event: LongPoll, limit_ms: int) -> bool:
+    def begin_long_poll(self, step: Step, member: MonitoredMember, event: DelayableHeartbeat, limit_ms: int) -> bool:
         """Delay the response to a heartbeat for at most `limit_ms`.
 
         The client's own limit and a third of the session timeout apply as well.
@@ -74,11 +74,11 @@ class LongPollingGroup(MonitoredGroup):
         step.start_timer(timer, limit)
         return True
 
-    def end_long_poll(self, step: Step, member: MonitoredMember, why: Release = Release.NOW) -> None:
+    def end_long_poll(self, step: Step, member: MonitoredMember, why: LongPollEnd = LongPollEnd.NOW) -> None:
         """Send a member's delayed response, if there is one, and restart its session timer."""
         event = _take(step, member)
         if event is not None:
-            member.touch(step, self.member_session_ms(step, member))
+            member.restart_session_if_connected(step, self.member_session_ms(step, member))
             self.answer_long_poll(step, member, event, why)
 
     def cancel_long_poll(
@@ -101,12 +101,12 @@ class LongPollingGroup(MonitoredGroup):
             return
         if not self.detector.forgives_disconnect:
             member.no_long_polls = True
-        step.count(Meter.HELD_DISCONNECTS)
-        self.end_long_poll(step, member, Release.DISCONNECTED)
+        step.count_meter(CoordinatorMeter.HELD_DISCONNECTS)
+        self.end_long_poll(step, member, LongPollEnd.DISCONNECTED)
         member.released_ms = None  # the time of its next request does not show its interval
 
 
-def _take(step: Step, member: MonitoredMember) -> LongPoll | None:
+def _take(step: Step, member: MonitoredMember) -> DelayableHeartbeat | None:
     event = member.long_poll
     if event is not None:
         member.long_poll = None

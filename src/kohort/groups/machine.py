@@ -23,27 +23,27 @@ from kohort.groups.consumer.group import ConsumerGroup
 from kohort.groups.context import Context
 from kohort.groups.effects import (
     ConsumerGroupDescribeReply,
+    CoordinatorMeter,
     DeleteGroupsReply,
     DescribedConsumerGroup,
     DescribedGroup,
     DescribeGroupsReply,
+    DescribePushGroupsReply,
     Effects,
     GroupState,
     ListedGroup,
     ListGroupsReply,
-    Meter,
     MirroredPushGroup,
     Now,
-    ShowPushGroupsReply,
 )
 from kohort.groups.events import (
     AssignmentComputed,
     ConnectionLost,
-    ConsumerAnswered,
     ConsumerGroupDescribe,
     ConsumerGroupHeartbeat,
     DeleteGroups,
     DescribeGroups,
+    DescribePushGroups,
     Event,
     GroupImported,
     GroupSettings,
@@ -57,13 +57,13 @@ from kohort.groups.events import (
     OffsetFetch,
     OffsetsFound,
     OwnerNodesDeleted,
-    PartitionsDivided,
+    PushAssignmentComputed,
+    PushConsumerAnswered,
     RegexesResolved,
     RegisterConsumer,
     ReleaseLongPolls,
-    ShowPushGroups,
     SyncGroup,
-    Tick,
+    TimersDue,
     TopicImage,
     TopicsChanged,
     TopicsDeleted,
@@ -89,7 +89,7 @@ class Administration:
     def __init__(self, context: Context, offsets: CommittedOffsets) -> None:
         self.context, self.offsets = context, offsets
 
-    def describe(self, event: DescribeGroups) -> None:
+    def describe_groups(self, event: DescribeGroups) -> None:
         """Answer a DescribeGroups with the groups' members, as far as that API covers them."""
         described = tuple(self.describe_group_or_missing(group_id, event.knows_missing) for group_id in event.group_ids)
         self.context.reply(event.request, DescribeGroupsReply(described))
@@ -121,7 +121,7 @@ class Administration:
         """Return one group's entry in a ListGroups response."""
         membership = group.membership
         kind = membership.listed_as or membership.name
-        return ListedGroup(group.group_id, membership.listed_protocol_type(), group.state(), kind)
+        return ListedGroup(group.group_id, membership.listed_protocol_type(), group.listed_state(), kind)
 
     def describe_consumer_groups(self, event: ConsumerGroupDescribe) -> None:
         """Answer a ConsumerGroupDescribe with members, epochs, assignments and targets."""
@@ -137,27 +137,27 @@ class Administration:
         message = f"Group {group_id} {'not found' if group is None else 'is not a consumer group'}."
         return DescribedConsumerGroup(group_id, error=ErrorCode.GROUP_ID_NOT_FOUND, error_message=message)
 
-    def delete(self, event: DeleteGroups) -> None:
+    def delete_groups(self, event: DeleteGroups) -> None:
         """Remove groups without members, and all their offsets."""
-        self.context.reply(event.request, DeleteGroupsReply(tuple(self.delete_one(name) for name in event.group_ids)))
+        self.context.reply(event.request, DeleteGroupsReply(tuple(self.delete_group(name) for name in event.group_ids)))
 
-    def delete_one(self, group_id: str) -> ErrorCode:
+    def delete_group(self, group_id: str) -> ErrorCode:
         """Remove one group, or return the error that prevents it."""
         context = self.context
         group = context.find(group_id)
         if group is None:
             return ErrorCode.GROUP_ID_NOT_FOUND
-        if group.state() is not GroupState.EMPTY:
+        if group.listed_state() is not GroupState.EMPTY:
             return ErrorCode.NON_EMPTY_GROUP
         partitions = group.all_partitions()
         for partition in partitions:
-            self.offsets.tombstone(group_id, partition)
-        context.count(Meter.OFFSET_DELETIONS, len(partitions))
-        context.remove(group)
+            self.offsets.write_tombstone(group_id, partition)
+        context.count_meter(CoordinatorMeter.OFFSET_DELETIONS, len(partitions))
+        context.remove_membership(group)
         context.log(group_id, f"deleted with {len(partitions)} offsets")
         return ErrorCode.NONE
 
-    def show_push_groups(self, event: ShowPushGroups) -> None:
+    def show_push_groups(self, event: DescribePushGroups) -> None:
         """Return the push groups of the shard, either all of them or those that have changed."""
         ledger = self.context.ledger
         changed, ledger.changed = ledger.changed, {}
@@ -172,7 +172,7 @@ class Administration:
                 found.append(MirroredPushGroup(group_id, settled, owners, offsets, push.loaded))
             elif names is not None:
                 gone.append(group_id)
-        self.context.reply(event.request, ShowPushGroupsReply(tuple(found), names is None, tuple(gone)))
+        self.context.reply(event.request, DescribePushGroupsReply(tuple(found), names is None, tuple(gone)))
 
 
 # -- The protocols that the coordinator speaks
@@ -185,8 +185,8 @@ GroupEvent: TypeAlias = (
     AssignmentComputed
     | RegexesResolved
     | GroupSettingsChanged
-    | ConsumerAnswered
-    | PartitionsDivided
+    | PushConsumerAnswered
+    | PushAssignmentComputed
     | OffsetsFound
     | OwnerNodesDeleted
 )
@@ -213,8 +213,8 @@ class GroupMachine:
             TxnOffsetCommit: offsets.commit_transactional,
             TransactionEnded: offsets.end_transaction,
             OffsetDelete: offsets.delete,
-            DeleteGroups: administration.delete,
-            DescribeGroups: administration.describe,
+            DeleteGroups: administration.delete_groups,
+            DescribeGroups: administration.describe_groups,
             ListGroups: administration.list_groups,
             TopicsChanged: self._on_topics_changed,
             TopicsDeleted: offsets.on_topics_deleted,
@@ -225,14 +225,14 @@ class GroupMachine:
             GroupImported: offsets.on_imported,
             RegexesResolved: self._on_result,
             RegisterConsumer: routing.register,
-            ConsumerAnswered: self._on_result,
-            PartitionsDivided: self._on_result,
+            PushConsumerAnswered: self._on_result,
+            PushAssignmentComputed: self._on_result,
             OffsetsFound: self._on_result,
             OwnerNodesDeleted: self._on_result,
             GroupSettingsChanged: self._on_settings,
             ReleaseLongPolls: self._on_release,
-            ShowPushGroups: administration.show_push_groups,
-            Tick: self._on_tick,
+            DescribePushGroups: administration.show_push_groups,
+            TimersDue: self._on_tick,
         }
 
     def apply(self, record: Record) -> None:
@@ -258,7 +258,7 @@ class GroupMachine:
             ownership_proof_ms: how long an earlier owner may go on answering, and so may still hear members.
         """
         context = self.context
-        context.begin(now)
+        context.begin_step(now)
         context.ages = AgeClock(now.wall_ms, now.mono_ms)
         context.image = image
         context.settings = dict(settings)
@@ -266,24 +266,24 @@ class GroupMachine:
         self._offsets.on_loaded()
         for group in list(context.ledger.groups.values()):
             group.membership.build_soft_state(context)
-        self._offsets.schedule()
+        self._offsets.schedule_expiration()
         return context.effects
 
     def step(self, event: Event, now: Now) -> Effects:
         """Process one event. `now` never goes back."""
         context = self.context
-        context.begin(now)
+        context.begin_step(now)
         self._handlers[type(event)](event)
         return context.effects
 
     def next_deadline_ms(self) -> int | None:
-        """Return a monotonic time at which a `Tick` is due, perhaps too early; None: not before another event."""
+        """Return a monotonic time at which a `TimersDue` is due, perhaps too early; None: not before another event."""
         return self.context.deadlines.next_ms()
 
     def group_states(self) -> Iterator[tuple[str, GroupState]]:
         """Yield the protocol ("classic", "consumer" or "push") and state of every group."""
         for group in self.context.ledger.groups.values():
-            yield group.membership.name, group.state()
+            yield group.membership.name, group.listed_state()
 
     def has_group(self, group_id: str) -> bool:
         """Return whether there is such a group."""
@@ -337,7 +337,7 @@ class GroupMachine:
         if group is not None:
             self.context.handle_event(group, type(event), event)
 
-    def _on_tick(self, event: Tick) -> None:
+    def _on_tick(self, event: TimersDue) -> None:
         """Call the handlers of all timers that are due, and expire offsets."""
         del event
         context = self.context

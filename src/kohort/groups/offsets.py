@@ -15,10 +15,10 @@ from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups import sizes
 from kohort.groups.context import Context
 from kohort.groups.effects import (
+    CoordinatorMeter,
     FetchedOffset,
+    FindDeletedTopics,
     GroupState,
-    LookForTopics,
-    Meter,
     OffsetCommitReply,
     OffsetDeleteReply,
     OffsetFetchReply,
@@ -36,7 +36,7 @@ from kohort.groups.events import (
     TxnOffsetCommit,
 )
 from kohort.groups.group import Group, Partition
-from kohort.groups.records import Kind, OffsetCommitted, OffsetsImported, Tombstone, TransactionMarked
+from kohort.groups.records import OffsetCommitted, OffsetsImported, RecordKind, Tombstone, TransactionMarked
 from kohort.ids import NO_TOPIC_ID, TopicId, TopicPartition
 
 NEW_RECORD: Final[Callable[[Iterable[Any]], OffsetCommitted]] = partial(tuple.__new__, OffsetCommitted)
@@ -80,7 +80,7 @@ class CommittedOffsets:
         if group is None or error is not NO_ERROR:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
-        group.membership.committed(context, event)
+        group.membership.on_offsets_committed(context, event)
         expire_ms = -1 if event.retention_ms < 0 else min(context.now.wall_ms + event.retention_ms, EXPIRE_MS_MAX)
         limit = context.config.offset_metadata_bytes_max
         taken = offsets = OffsetColumns.of(event.offsets)
@@ -90,9 +90,9 @@ class CommittedOffsets:
         metadata = taken.metadata
         if any(metadata) and max(map(len, metadata)) > sizes.always_fitting_chars(limit):
             taken = OffsetColumns.of([offset for offset in taken if sizes.metadata_fits(offset.metadata, limit)])
-        records = self.write(group, taken, expire_ms)
+        records = self.write_offsets(group, taken, expire_ms)
         size = len(records)
-        context.count(Meter.OFFSET_COMMITS, size)
+        context.count_meter(CoordinatorMeter.OFFSET_COMMITS, size)
         if taken is offsets or size == len(offsets):
             reply = all_accepted_reply(size)
         else:
@@ -104,11 +104,11 @@ class CommittedOffsets:
             )
         context.reply(event.request, reply)
 
-    def write(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
+    def write_offsets(self, group: Group, offsets: OffsetColumns, expire_ms: int) -> list[OffsetCommitted]:
         """Write the offsets of a commit that belongs to no transaction; return their records."""
         context = self.context
         records = committed_offset_records(group.group_id, offsets, context.now.wall_ms, expire_ms)
-        context.ledger.take_commit(group, offsets.places, records)
+        context.ledger.apply_commit(group, offsets.places, records)
         context.effects.records += records
         return records
 
@@ -144,7 +144,7 @@ class CommittedOffsets:
             context.reply(event.request, OffsetCommitReply((error,) * len(event.offsets)))
             return
         errors = tuple(self.write_pending_offset(event, offset) for offset in event.offsets)
-        context.count(Meter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
+        context.count_meter(CoordinatorMeter.OFFSET_COMMITS, errors.count(ErrorCode.NONE))
         context.reply(event.request, OffsetCommitReply(errors))
 
     def write_pending_offset(self, event: TxnOffsetCommit, offset: OffsetToCommit) -> ErrorCode:
@@ -192,13 +192,13 @@ class CommittedOffsets:
             wanted = tuple(group.offsets) if event.partitions is None else event.partitions
             found = fetch_partition_offsets(group, wanted, event.require_stable)
             if not context.image.sure:
-                found = tuple(self.unless_topic_in_doubt(offset) for offset in found)
+                found = tuple(self.hide_if_topic_in_doubt(offset) for offset in found)
         context.reply(event.request, OffsetFetchReply(NO_ERROR, found))
 
-    def unless_topic_in_doubt(self, found: FetchedOffset) -> FetchedOffset:
+    def hide_if_topic_in_doubt(self, found: FetchedOffset) -> FetchedOffset:
         """Return a committed offset, or UNSTABLE_OFFSET_COMMIT while it may belong to an earlier topic of that name.
 
-        The error stands until `LookForTopics` has found out. Clients retry after it and reset nothing meanwhile.
+        The error stands until `FindDeletedTopics` has found out. Clients retry after it and reset nothing meanwhile.
         """
         topic = self.context.image.topics.get(found.topic)
         if topic is None or found.topic_id in (NO_TOPIC_ID, topic.id):
@@ -216,10 +216,12 @@ class CommittedOffsets:
             context.reply(event.request, OffsetDeleteReply(ErrorCode.NON_EMPTY_GROUP))
             return
         subscribed = group.membership.subscribed_topics()
-        errors = tuple(self.delete_one(group, partition, subscribed) for partition in event.partitions)
+        errors = tuple(self.delete_partition_offset(group, partition, subscribed) for partition in event.partitions)
         context.reply(event.request, OffsetDeleteReply(ErrorCode.NONE, errors))
 
-    def delete_one(self, group: Group, partition: TopicPartition, subscribed: frozenset[str] | None) -> ErrorCode:
+    def delete_partition_offset(
+        self, group: Group, partition: TopicPartition, subscribed: frozenset[str] | None
+    ) -> ErrorCode:
         """Delete one partition's committed and pending offsets; having none is no error.
 
         Args:
@@ -230,14 +232,14 @@ class CommittedOffsets:
         if subscribed is None or partition.topic in subscribed:
             return ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
         key = (partition.topic, partition.partition)
-        if key in group.offsets or group.has_pending(key):
-            self.tombstone(group.group_id, key)
-            self.context.count(Meter.OFFSET_DELETIONS)
+        if key in group.offsets or group.has_pending_offset(key):
+            self.write_tombstone(group.group_id, key)
+            self.context.count_meter(CoordinatorMeter.OFFSET_DELETIONS)
         return ErrorCode.NONE
 
-    def tombstone(self, group_id: str, partition: Partition) -> None:
+    def write_tombstone(self, group_id: str, partition: Partition) -> None:
         """Write the tombstone of a partition's committed offset."""
-        self.context.emit(Tombstone((Kind.OFFSET, group_id, *partition)))
+        self.context.emit(Tombstone((RecordKind.OFFSET, group_id, *partition)))
 
     def on_topics_deleted(self, event: TopicsDeleted) -> None:
         """Delete the committed offsets of deleted topics. Source: scenario 14."""
@@ -271,7 +273,7 @@ class CommittedOffsets:
                 if known is None or (record.topic_id not in (NO_TOPIC_ID, known.id)):
                     missing.setdefault(name, set()).add(record.topic_id)
         if missing:
-            self.context.effects.work.append(LookForTopics({name: frozenset(ids) for name, ids in missing.items()}))
+            self.context.effects.work.append(FindDeletedTopics({name: frozenset(ids) for name, ids in missing.items()}))
 
     def delete_offsets_where(self, is_gone: Callable[[str, TopicId], bool]) -> None:
         """Delete the committed offsets for which `is_gone` returns True, given topic name and topic id."""
@@ -279,7 +281,7 @@ class CommittedOffsets:
             for partition in group.all_partitions():
                 record = group.offsets.get(partition)
                 if is_gone(partition[0], NO_TOPIC_ID if record is None else record.topic_id):
-                    self.tombstone(group.group_id, partition)
+                    self.write_tombstone(group.group_id, partition)
 
     # -- Import of the offsets that an earlier coordinator has kept; `admission.GroupImports` has the protocol
 
@@ -290,10 +292,10 @@ class CommittedOffsets:
             return
         del context.imports.under_way[event.group_id]
         if event.error is not ErrorCode.NONE or not event.offsets:
-            context.imports.refuse(context, event)
+            context.imports.store_refusal(context, event)
         elif len(event.offsets) > OFFSETS_MAX:
             text = f"its earlier coordinator has {len(event.offsets)} offsets of it, at most {OFFSETS_MAX} are imported"
-            context.imports.refuse(
+            context.imports.store_refusal(
                 context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
             )
         else:
@@ -305,15 +307,15 @@ class CommittedOffsets:
         group = context.find(event.group_id) or context.create_group(event.group_id)
         if group is None:
             text = f"there are {context.config.groups_max} groups already"
-            context.imports.refuse(
+            context.imports.store_refusal(
                 context, GroupImported(event.group_id, event.ticket, (), ErrorCode.POLICY_VIOLATION, text)
             )
             return
         context.imports.forget_verdict(event.group_id)
         context.emit(OffsetsImported(event.group_id, context.now.wall_ms, len(event.offsets)))
         offsets = tuple(self.with_topic_id(offset) for offset in event.offsets)
-        records = self.write(group, OffsetColumns.of(offsets), -1)
-        context.count(Meter.GROUP_IMPORTS)
+        records = self.write_offsets(group, OffsetColumns.of(offsets), -1)
+        context.count_meter(CoordinatorMeter.GROUP_IMPORTS)
         context.log(event.group_id, f"imported with {len(records)} offsets from its earlier coordinator")
 
     def with_topic_id(self, offset: OffsetToCommit) -> OffsetToCommit:
@@ -334,7 +336,7 @@ class CommittedOffsets:
     # A position with its own expire timestamp (OffsetCommit 2-4) follows that timestamp. A position that a transaction
     # may still replace stays. Source: spec 1.5, 1.6, KIP-211, KIP-496, scenario 13.
 
-    def schedule(self) -> None:
+    def schedule_expiration(self) -> None:
         """Schedule the next expiration of committed offsets, after `offsets.retention.check.interval.ms`."""
         self.context.start_timer(self.context.expiry, self.context.config.offsets_retention_check_ms)
 
@@ -352,7 +354,7 @@ class CommittedOffsets:
         if context.expiring:
             context.start_timer(context.expiry, 0)
         else:
-            self.schedule()
+            self.schedule_expiration()
 
     def expire_group_offsets(self, group: Group) -> None:
         """Remove a group's expired offsets, and the group itself if no offsets and no members are left."""
@@ -365,18 +367,18 @@ class CommittedOffsets:
             for partition, record in group.offsets.items()
             if subscribed is not None
             and partition[0] not in subscribed
-            and not group.has_pending(partition)
+            and not group.has_pending_offset(partition)
             and self.is_expired(group, record)
         ]
         for partition in gone:
-            self.tombstone(group.group_id, partition)
-        self.context.count(Meter.OFFSET_EXPIRATIONS, len(gone))
+            self.write_tombstone(group.group_id, partition)
+        self.context.count_meter(CoordinatorMeter.OFFSET_EXPIRATIONS, len(gone))
         if gone:
             self.context.log(group.group_id, f"{len(gone)} offsets expired")
-        if group.state() is GroupState.EMPTY and not (
+        if group.listed_state() is GroupState.EMPTY and not (
             group.offsets or group.pending or membership.has_unused_member_ids()
         ):
-            self.context.remove(group)
+            self.context.remove_membership(group)
 
     def is_expired(self, group: Group, record: OffsetCommitted) -> bool:
         """Return whether a committed offset's retention is over."""
@@ -434,7 +436,7 @@ def fetch_partition_offsets(
     """
     found = zip(partitions, map(group.offsets.get, partitions), strict=True)
     if require_stable and group.pending:
-        return tuple([fetched_offset(part, record, unstable=group.has_pending(part)) for part, record in found])
+        return tuple([fetched_offset(part, record, unstable=group.has_pending_offset(part)) for part, record in found])
     return tuple([fetched_offset(part, record) for part, record in found])
 
 

@@ -1,8 +1,8 @@
 """The coordinator's durable records: one immutable class for each kind, in the schemas that Kafka itself uses.
 
 Hard state changes only through `GroupMachine.apply(record)`, live and on replay alike. Every record has a `key`: a
-later record with the same key replaces it, and `Tombstone(key)` removes it. A key's first element is its `Kind` and
-the second is the group (TRANSACTION has none). The table lists the rest.
+later record with the same key replaces it, and `Tombstone(key)` removes it. A key's first element is its `RecordKind`.
+The second is the group (TRANSACTION has none). The table lists the rest.
 
 | record | key | Kafka's key schema (version) |
 |---|---|---|
@@ -22,7 +22,7 @@ the second is the group (TRANSACTION has none). The table lists the rest.
 | PushMemberSaved | (PUSH_MEMBER, group, member) | kohort's own (10011) |
 | PushOwned | (PUSH_OWNED, group, member) | kohort's own (10012) |
 
-`Kind` values are those versions. PENDING and TRANSACTION have negative values, because they are batches and not keys.
+`RecordKind` values are those versions. PENDING and TRANSACTION have negative values: they are batches and not keys.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kohort.ids import TopicId
 RecordKey: TypeAlias = tuple[Any, ...]
 
 
-class Kind(enum.IntEnum):
+class RecordKind(enum.IntEnum):
     """The kind of a record's key: the version of Kafka's key schema, if there is one."""
 
     TRANSACTION = -2
@@ -92,8 +92,8 @@ class OffsetCommitted(NamedTuple):
     @property
     def key(self) -> RecordKey:
         if self.producer_id >= 0:
-            return (Kind.PENDING, self.group_id, self.topic, self.partition, self.producer_id)
-        return (Kind.OFFSET, self.group_id, self.topic, self.partition)
+            return (RecordKind.PENDING, self.group_id, self.topic, self.partition, self.producer_id)
+        return (RecordKind.OFFSET, self.group_id, self.topic, self.partition)
 
 
 class TransactionMarked(Struct, frozen=True):
@@ -105,7 +105,7 @@ class TransactionMarked(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.TRANSACTION, self.producer_id)
+        return (RecordKind.TRANSACTION, self.producer_id)
 
 
 class SavedMember(Struct, frozen=True):
@@ -143,7 +143,7 @@ class GroupSaved(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.GROUP, self.group_id)
+        return (RecordKind.GROUP, self.group_id)
 
 
 class GenerationStarted(Struct, frozen=True):
@@ -154,7 +154,7 @@ class GenerationStarted(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.GENERATION, self.group_id)
+        return (RecordKind.GENERATION, self.group_id)
 
 
 class OffsetsImported(Struct, frozen=True):
@@ -173,7 +173,7 @@ class OffsetsImported(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.IMPORT, self.group_id)
+        return (RecordKind.IMPORT, self.group_id)
 
 
 class TopicPartitions(NamedTuple):
@@ -216,7 +216,7 @@ class MemberSaved(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.MEMBER, self.group_id, self.member_id)
+        return (RecordKind.MEMBER, self.group_id, self.member_id)
 
 
 class EpochBumped(Struct, frozen=True):
@@ -232,7 +232,7 @@ class EpochBumped(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.EPOCH, self.group_id)
+        return (RecordKind.EPOCH, self.group_id)
 
 
 class TargetEpochSet(Struct, frozen=True):
@@ -244,7 +244,7 @@ class TargetEpochSet(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.TARGET_EPOCH, self.group_id)
+        return (RecordKind.TARGET_EPOCH, self.group_id)
 
 
 class TargetAssigned(Struct, frozen=True):
@@ -256,7 +256,7 @@ class TargetAssigned(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.TARGET, self.group_id, self.member_id)
+        return (RecordKind.TARGET, self.group_id, self.member_id)
 
 
 class ReconciliationState(enum.IntEnum):
@@ -289,7 +289,7 @@ class MemberAssigned(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.CURRENT, self.group_id, self.member_id)
+        return (RecordKind.CURRENT, self.group_id, self.member_id)
 
 
 class RegexResolved(Struct, frozen=True):
@@ -309,7 +309,7 @@ class RegexResolved(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.REGEX, self.group_id, self.regex)
+        return (RecordKind.REGEX, self.group_id, self.regex)
 
 
 class PushGroupSaved(Struct, frozen=True):
@@ -323,7 +323,7 @@ class PushGroupSaved(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.PUSH_GROUP, self.group_id)
+        return (RecordKind.PUSH_GROUP, self.group_id)
 
 
 class PushMemberSaved(Struct, frozen=True):
@@ -343,7 +343,7 @@ class PushMemberSaved(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.PUSH_MEMBER, self.group_id, self.member_id)
+        return (RecordKind.PUSH_MEMBER, self.group_id, self.member_id)
 
 
 class PushOwned(Struct, frozen=True):
@@ -355,7 +355,7 @@ class PushOwned(Struct, frozen=True):
 
     @property
     def key(self) -> RecordKey:
-        return (Kind.PUSH_OWNED, self.group_id, self.member_id)
+        return (RecordKind.PUSH_OWNED, self.group_id, self.member_id)
 
 
 Record: TypeAlias = (

@@ -14,13 +14,13 @@ from kohort.groups.config import GroupConfig
 from kohort.groups.effects import (
     BackgroundTask,
     Cause,
-    Counted,
+    CoordinatorMeter,
+    CounterIncreased,
     Downtime,
     Effects,
     GroupEmptied,
     Level,
     LogLine,
-    Meter,
     Now,
     Push,
     Pushed,
@@ -36,7 +36,7 @@ from kohort.ids import TopicId
 
 _NEW_REPLY: Final[Callable[[tuple[int, ReplyValue]], Reply]] = partial(tuple.__new__, Reply)
 """`Reply` without its Python frame, since every request has one."""
-_NEW_COUNT: Final[Callable[[tuple[Meter, int]], Counted]] = partial(tuple.__new__, Counted)
+_NEW_COUNT: Final[Callable[[tuple[CoordinatorMeter, int]], CounterIncreased]] = partial(tuple.__new__, CounterIncreased)
 LONGEST_DOWNTIMES = 10
 """How many members' downtimes a `Rebalanced` lists, the longest ones."""
 
@@ -68,7 +68,7 @@ class Step(ABC):
         self._ids_of: TopicImage | None = None
         self._by_id: dict[TopicId, Topic] = {}
 
-    def begin(self, now: Now) -> None:
+    def begin_step(self, now: Now) -> None:
         """Begin the step of one event at this time, without effects yet."""
         self.now = now
         self.effects = Effects()
@@ -101,7 +101,7 @@ class Step(ABC):
         """Answer a request as soon as the records so far are durable."""
         self.effects.replies.append(_NEW_REPLY((request, value)))
 
-    def push(self, connection: int, value: Pushed) -> None:
+    def send_push_frame(self, connection: int, value: Pushed) -> None:
         """Send a frame on a member's connection, after the replies."""
         self.effects.pushes.append(Push(connection, value))
 
@@ -111,9 +111,9 @@ class Step(ABC):
 
     def start_timer(self, timer: Timer, delay_ms: int) -> None:
         """Start or move a timer, to be due `delay_ms` from now."""
-        self.deadlines.set(timer, self.now.mono_ms + delay_ms)
+        self.deadlines.set_timer(timer, self.now.mono_ms + delay_ms)
 
-    def count(self, meter: Meter, amount: int = 1) -> None:
+    def count_meter(self, meter: CoordinatorMeter, amount: int = 1) -> None:
         """Add an increase of a counter to the step's effects."""
         if amount:
             self.effects.notes.append(_NEW_COUNT((meter, amount)))
@@ -126,7 +126,7 @@ class Step(ABC):
         """Record that a rebalance ended without members."""
         self.effects.notes.append(GroupEmptied(group_id, generation, self.now.wall_ms))
 
-    def rebalanced(
+    def report_rebalance(
         self, group_id: str, protocol: str, began_ms: int | None, still: list[Downtime], members: int, generation: int
     ) -> None:
         """Report that a rebalance is finished: count it and record its duration.
@@ -140,7 +140,7 @@ class Step(ABC):
             generation: the generation, or the epoch; -1 for push groups.
         """
         now_ms = self.now.mono_ms
-        self.count(Meter.COMPLETED_REBALANCES)
+        self.count_meter(CoordinatorMeter.COMPLETED_REBALANCES)
         whole = now_ms - (now_ms if began_ms is None else began_ms)
         mean = sum(downtime for _, downtime in still) / len(still) if still else 0.0
         of_members: dict[str, int] = {}

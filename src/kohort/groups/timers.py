@@ -73,7 +73,7 @@ class Deadlines:
         """Return the number of entries, of which some may be of cancelled timers."""
         return len(self._heap)
 
-    def set(self, timer: Timer, due_ms: int) -> None:
+    def set_timer(self, timer: Timer, due_ms: int) -> None:
         """Set a timer to `due_ms`, whatever its deadline was before."""
         timer.due_ms = due_ms
         if timer.queued_ms is None or due_ms < timer.queued_ms:

@@ -24,12 +24,12 @@ def topic_id_partition_sort_key(pair: TopicIdPartition) -> tuple[int, int]:
     return pair[0].int, pair[1]
 
 
-def unpack(partitions: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
+def unpack_partitions(partitions: Iterable[TopicPartitions | HeldPartitions]) -> TopicIdPartitions:
     """Convert a record's partitions by topic to a set of (topic id, partition number) pairs."""
     return frozenset([(entry.topic_id, number) for entry in partitions for number in entry.partitions])
 
 
-def pack(pairs: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
+def pack_partitions(pairs: Iterable[TopicIdPartition]) -> tuple[TopicPartitions, ...]:
     """Return a set of pairs in the form of records and replies: by topic id, ascending.
 
     Topics are found and sorted by the id's number. `uuid.UUID` compares and hashes in Python, which made 80 % of the

@@ -60,7 +60,7 @@ class FrameSealer:
     def __init__(self, key: bytes) -> None:
         self._key, self._number = key, 0
 
-    def frame(self, body: bytes) -> bytes:
+    def seal_frame(self, body: bytes) -> bytes:
         """Seal a body as the next frame of this direction: length, body and keyed hash.
 
         Raises:
@@ -129,7 +129,7 @@ class ListenerHandshake:
     def __init__(self, token: bytes) -> None:
         self._token, self.nonce = token, secrets.token_bytes(NONCE_BYTES)
 
-    def answer(self, said: bytes) -> tuple[bytes, LinkFrames]:
+    def check_and_answer(self, said: bytes) -> tuple[bytes, LinkFrames]:
         """Check what the caller has sent, and return the response and the connection's frames.
 
         Raises:
@@ -150,7 +150,7 @@ class CallerHandshake:
         self._token, self._nonces = token, theirs + mine
         self.says = mine + token_proof(token, "caller", self._nonces)
 
-    def finish(self, answer: bytes) -> LinkFrames:
+    def check_answer(self, answer: bytes) -> LinkFrames:
         """Check the listener's response, and return the connection's frames.
 
         Raises:
@@ -186,14 +186,14 @@ class Link:
         """
         try:
             with self._sending:  # frames are numbered as they are sent
-                data = self._frames.sealer.frame(body)
-                self._socket.sendall(data if self._tls is None else self._tls.encrypted(data))
+                data = self._frames.sealer.seal_frame(body)
+                self._socket.sendall(data if self._tls is None else self._tls.encrypt(data))
         except OSError:  # a timeout leaves half a frame behind
             self.close()
             return False
         return True
 
-    def bodies(self, idle_s: float | None = None) -> Iterator[bytes]:
+    def receive_bodies(self, idle_s: float | None = None) -> Iterator[bytes]:
         """Yield the bodies of received frames.
 
         End when the other end is gone, this end is closed, or nothing came for `idle_s` seconds.
@@ -212,7 +212,7 @@ class Link:
         while True:
             try:
                 data = self._socket.recv(_READ_BYTES)
-                plain = data if self._tls is None or not data else self._tls.decrypted(data)
+                plain = data if self._tls is None or not data else self._tls.decrypt(data)
             except TimeoutError:
                 waited_s += self._socket.gettimeout() or 0.0
                 if idle_s is not None and waited_s >= idle_s:
@@ -252,17 +252,17 @@ class _Greeting:
                 self.tls.feed(self._receive_raw(_READ_BYTES))
 
     def send(self, data: bytes) -> None:
-        self._send_raw(data if self.tls is None else self.tls.encrypted(data))
+        self._send_raw(data if self.tls is None else self.tls.encrypt(data))
 
     def receive(self, size: int) -> bytes:
         """Read exactly this many bytes of the handshake."""
         if self.tls is not None:
-            self._plain += self.tls.decrypted(b"")
+            self._plain += self.tls.decrypt(b"")
         while len(self._plain) < size:
             if self.tls is None:
                 self._plain += self._receive_raw(size - len(self._plain))
             else:
-                self._plain += self.tls.decrypted(self._receive_raw(_READ_BYTES))
+                self._plain += self.tls.decrypt(self._receive_raw(_READ_BYTES))
         found, self._plain = self._plain[:size], self._plain[size:]
         return found
 
@@ -296,7 +296,7 @@ def authenticate_caller(sock: socket.socket, token: bytes) -> Link:
     """
     greeting, handshake = _Greeting(sock, GREETING_S), ListenerHandshake(token)
     greeting.send(handshake.nonce)
-    answer, frames = handshake.answer(greeting.receive(handshake.SAID_BYTES))
+    answer, frames = handshake.check_and_answer(greeting.receive(handshake.SAID_BYTES))
     greeting.send(answer)
     return Link(sock, frames)
 
@@ -316,7 +316,7 @@ def authenticate_listener(sock: socket.socket, token: bytes, within_s: float = G
     greeting = _Greeting(sock, within_s, pin)
     handshake = CallerHandshake(token, greeting.receive(NONCE_BYTES))
     greeting.send(handshake.says)
-    frames = handshake.finish(greeting.receive(PROOF_BYTES))
+    frames = handshake.check_answer(greeting.receive(PROOF_BYTES))
     return Link(sock, frames, greeting.tls, greeting.rest())
 
 
@@ -350,10 +350,10 @@ class _AsyncStream:
             if not data:
                 raise ConnectionError("the other end hung up")
             self._tls.feed(data)
-        self._plain = self._tls.decrypted(b"")  # what came behind it
+        self._plain = self._tls.decrypt(b"")  # what came behind it
 
     def send(self, data: bytes) -> None:
-        self.writer.write(data if self._tls is None else self._tls.encrypted(data))
+        self.writer.write(data if self._tls is None else self._tls.encrypt(data))
 
     async def receive(self) -> bytes:
         """Return the next bytes; empty: the other end is gone.
@@ -376,7 +376,7 @@ class _AsyncStream:
             data = await self._reader.read(_READ_BYTES)
             if not data:
                 return b""
-            self._pieces = self._tls.decrypted_pieces(data)
+            self._pieces = self._tls.decrypt_in_pieces(data)
 
     async def receive_exactly(self, size: int) -> bytes:
         """Receive exactly `size` bytes.
@@ -402,13 +402,13 @@ class AsyncLink:
 
     def send(self, body: bytes) -> bool:
         """Queue a body; return False if too much is unread by the other end, and the connection is over."""
-        self._stream.send(self._frames.sealer.frame(body))
+        self._stream.send(self._frames.sealer.seal_frame(body))
         if self._stream.writer.transport.get_write_buffer_size() <= UNREAD_BYTES_MAX:
             return True
         self.abort()
         return False
 
-    async def bodies(self, idle_s: float) -> AsyncIterator[bytes]:
+    async def receive_bodies(self, idle_s: float) -> AsyncIterator[bytes]:
         """Yield the bodies of received frames until the peer is gone.
 
         Raises:
@@ -450,7 +450,7 @@ async def authenticate_caller_async(sock: socket.socket, token: bytes, tls: ssl.
             await stream.complete_handshake()
             handshake = ListenerHandshake(token)
             stream.send(handshake.nonce)
-            answer, frames = handshake.answer(await stream.receive_exactly(handshake.SAID_BYTES))
+            answer, frames = handshake.check_and_answer(await stream.receive_exactly(handshake.SAID_BYTES))
             stream.send(answer)
             return AsyncLink(stream, frames)
     except BaseException:

@@ -81,7 +81,7 @@ class ConnectionGate:
         self._strangers: dict[ConnectionSlot, None] = {}  # the oldest first
         self._members = 0
 
-    def enter(self, address: str, close: Callable[[], None]) -> ConnectionSlot:
+    def admit_connection(self, address: str, close: Callable[[], None]) -> ConnectionSlot:
         """Give a new connection a place; if there are too many unauthenticated ones, close the oldest.
 
         Args:

@@ -90,7 +90,7 @@ class JavaProgram:
     options: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def command(self) -> list[str]:
+    def command_line(self) -> list[str]:
         return [str(java_path()), *self.options, "-cp", self.classpath, self.main, *self.args]
 
 
@@ -176,7 +176,7 @@ class JavaServer:
         self.log = log
         with log.open("ab") as output:
             self._process = start_dependent_child(
-                program.command(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=program.env
+                program.command_line(), stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=program.env
             )
 
     @property

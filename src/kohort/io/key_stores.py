@@ -44,7 +44,7 @@ def trusted_certificates(location: str, password: str | None) -> bytes | None:
         OSError: The file can't be read.
     """
     data = read_store_file(location)
-    refuse_other_stores(location, data)
+    refuse_unsupported_store(location, data)
     if data.startswith(JKS_MAGIC):
         _, certificates = jks_entries(location, data, password, "ssl.truststore.password")
     elif data.startswith(b"\x30"):  # a DER sequence
@@ -97,7 +97,7 @@ def read_store_file(location: str) -> bytes:
     return path.read_bytes()
 
 
-def refuse_other_stores(location: str, data: bytes) -> None:
+def refuse_unsupported_store(location: str, data: bytes) -> None:
     """Refuse a kind of Java store that is not supported.
 
     Raises:
@@ -250,7 +250,7 @@ def load_certificate_and_key(context: ssl.SSLContext, store: KeyStore) -> None:
     if location is None:
         return
     data = read_store_file(location)
-    refuse_other_stores(location, data)
+    refuse_unsupported_store(location, data)
     if data.startswith(JKS_MAGIC):
         _load_chain(context, _of_jks(location, data, store), None)
     elif data.startswith(b"\x30"):  # a DER sequence

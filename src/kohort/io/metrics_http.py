@@ -154,7 +154,7 @@ class _Server(ThreadingMixIn, PausingServer, WSGIServer):
         self, request: socket.socket, client_address: Address, tls: ServerCertificates
     ) -> ssl.SSLSocket | None:
         """Return the encrypted connection; None: it ended before."""
-        context = tls.context()
+        context = tls.current_tls_context()
         request.settimeout(SCRAPE_S)
         secured = None
         try:

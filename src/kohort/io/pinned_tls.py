@@ -24,7 +24,7 @@ _VALID: Final = datetime.timedelta(days=3650)
 _READ_BYTES: Final = 65_536
 
 
-def listener_context() -> tuple[ssl.SSLContext, bytes]:
+def listener_tls_context() -> tuple[ssl.SSLContext, bytes]:
     """Return a listener's TLS context with a new certificate, and the certificate's pin.
 
     Raises:
@@ -107,13 +107,13 @@ class TlsPipe:
         with self._lock:
             self._in.write(data)
 
-    def encrypted(self, data: bytes) -> bytes:
+    def encrypt(self, data: bytes) -> bytes:
         """Encrypt data, and return the bytes to send."""
         with self._lock:
             self._tls.write(data)
             return self._out.read()
 
-    def decrypted(self, data: bytes) -> bytes:
+    def decrypt(self, data: bytes) -> bytes:
         """Return the data in the bytes that came; empty: more have to come.
 
         Raises:
@@ -150,21 +150,21 @@ class ListenerPipe(TlsPipe):
         Raises:
             ConnectionAbortedError: they are more records than a handshake has.
         """
-        for piece, records in self._records.pieces(data):
+        for piece, records in self._records.split_by_records(data):
             self._silent.count_records(records)
             self._silent.check_bound()
             super().feed(piece)
 
-    def decrypted_pieces(self, data: bytes) -> Iterator[bytes]:
+    def decrypt_in_pieces(self, data: bytes) -> Iterator[bytes]:
         """Yield the data in the bytes that came: for each hundred records its data, which may be empty.
 
         Raises:
             OSError: the bytes are not of this connection, the caller has ended TLS, or sends too many records without
                 data.
         """
-        for piece, records in self._records.pieces(data):
+        for piece, records in self._records.split_by_records(data):
             self._silent.count_records(records)
-            yield self.decrypted(piece)
+            yield self.decrypt(piece)
             self._silent.check_bound()
 
     def _carried(self, size: int) -> None:

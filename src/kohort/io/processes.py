@@ -46,12 +46,12 @@ def ownership_ms(lease_ms: float) -> float:
     return lease_ms * (1 - CLOCK_MARGIN)
 
 
-def beat_ms(lease_ms: int) -> int:
+def lease_heartbeat_ms(lease_ms: int) -> int:
     """Return the longest heartbeat interval in ms that renews a lease even if one heartbeat fails: 2/5 of the lease."""
     return lease_ms * 2 // 5
 
 
-def answer_ms(lease_ms: int) -> int:
+def lease_response_timeout_ms(lease_ms: int) -> int:
     """Return the time limit for a heartbeat's response in ms: half the lease.
 
     The rest is for a heartbeat on a new connection.
@@ -95,7 +95,7 @@ def own_identity() -> str:
     global _own
     pid = os.getpid()
     if _own[0] != pid:
-        _own = pid, name_of(pid)
+        _own = pid, process_identity(pid)
     return _own[1]
 
 
@@ -108,7 +108,7 @@ def identity_for_peer(sock: socket) -> str:
     return own_identity() if here else ""
 
 
-def name_of(pid: int) -> str:
+def process_identity(pid: int) -> str:
     """Return the identity of a process: boot, PID namespace, PID and start time; "" if unknown or already gone."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
@@ -122,7 +122,7 @@ def name_of(pid: int) -> str:
     return "/".join((boot, namespace, str(pid), stat[_STARTED]))
 
 
-def has_ended(name: str) -> bool:
+def has_process_ended(name: str) -> bool:
     """Return whether the process of this name has certainly ended; False if it lives or its state is unknown.
 
     Args:

@@ -76,7 +76,7 @@ class ServerCertificates:
         log.info("[%s] new TLS certificates loaded from %s: new connections get them", self._server, self._identity)
         return found
 
-    def context(self) -> ssl.SSLContext:
+    def current_tls_context(self) -> ssl.SSLContext:
         """Return the TLS context for a new connection, from the newest usable files."""
         self.reload_if_changed()
         return self.loaded.context

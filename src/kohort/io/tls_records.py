@@ -29,7 +29,7 @@ class TlsRecordCounter:
         self._head = b""  # the received part of a header
         self._left = 0  # bytes until the next header
 
-    def pieces(self, data: bytes) -> Iterator[tuple[bytes, int]]:
+    def split_by_records(self, data: bytes) -> Iterator[tuple[bytes, int]]:
         """Split received bytes into pieces in which at most `most` TLS records begin; yield each with that number."""
         start = count = 0
         at, end = self._left, len(data)

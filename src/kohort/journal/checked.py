@@ -81,12 +81,12 @@ def checked_batches(source: PartitionLog, offset: int, max_bytes: int) -> Iterat
             else:
                 following = parse_header(view, stop).base_offset if stop < end else result.next_offset
                 header = header._replace(last_offset_delta=max(0, following - 1 - header.base_offset))
-                yield damage_of(source, position + at, header, "the checksum does not fit")
+                yield describe_bad_batch(source, position + at, header, "the checksum does not fit")
             at = stop
         offset = result.next_offset
 
 
-def damage_of(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> LogDamage:
+def describe_bad_batch(source: PartitionLog, position: int, header: BatchHeader, reason: str) -> LogDamage:
     """Describe a batch that cannot be read as `LogDamage`: its file, position, offsets and the reason."""
     bases = [segment.base_offset for segment in source.segments]
     segment = source.segments[max(0, bisect_right(bases, header.base_offset) - 1)]
@@ -108,7 +108,7 @@ class DamageSurvey:
         self._last: dict[bytes, int] = {}
         self.damages: list[LogDamage] = []
 
-    def steps(self) -> Iterator[None]:
+    def examine_in_steps(self) -> Iterator[None]:
         """Examine the damaged log in steps of some milliseconds."""
         source, done, last = self._source, 0, self._last
         for found in checked_batches(source, source.log_start_offset, _STEP_BYTES):
@@ -121,16 +121,16 @@ class DamageSurvey:
                     self._read(header, batch)
                     last.update((key, offset) for key, _, offset in iter_key_values(batch, header) if key)
                 except UNREADABLE as error:
-                    self.damages.append(damage_of(source, position, header, str(error)))
+                    self.damages.append(describe_bad_batch(source, position, header, str(error)))
             done += header.size
             if done >= _STEP_BYTES:
                 done = 0
                 yield
 
-    def sentences(self) -> Iterator[str]:
+    def describe_damage(self) -> Iterator[str]:
         """Describe each damage for the log: where it is, and which groups or transactional ids it may concern."""
         for damage in self.damages:
-            parts = [damage.sentence()]
+            parts = [damage.describe()]
             named = sorted(self._made_out(damage))
             if named:
                 parts.append(f"names that can be made out in it: {_some(named)}")

@@ -19,7 +19,6 @@ from kohort.groups.records import (
     GenerationStarted,
     GroupSaved,
     HeldPartitions,
-    Kind,
     MemberAssigned,
     MemberSaved,
     OfferedProtocol,
@@ -31,6 +30,7 @@ from kohort.groups.records import (
     ReconciliationState,
     Record,
     RecordKey,
+    RecordKind,
     RegexResolved,
     SavedMember,
     TargetAssigned,
@@ -250,7 +250,7 @@ def announced_offsets(key: bytes, value: bytes | None) -> int | None:
     return AppendStartedValue.decode(value[2:], 0).offsets
 
 
-def group_of(key: bytes) -> str | None:
+def group_of_key(key: bytes) -> str | None:
     """Return the group id in a record's key; None for a kind of key without a group."""
     if len(key) < 4:
         return None
@@ -262,7 +262,7 @@ def group_of(key: bytes) -> str | None:
 # -- encoding
 
 
-def encode(record: Record) -> KeyValue:
+def encode_record(record: Record) -> KeyValue:
     """Return Kafka's bytes of a record; a tombstone has no value."""
     if type(record) is OffsetCommitted:
         return _encode_offset(record)
@@ -440,19 +440,19 @@ _VALUES: Final[dict[type, Callable[[Any], bytes]]] = {
 
 _GROUP_MEMBER = ("group_id", "member_id")
 _KEYS: Final[dict[int, tuple[Any, tuple[str, ...]]]] = {
-    Kind.OFFSET: (wire.OffsetCommitKey, ("group", "topic", "partition")),
-    Kind.GROUP: (wire.GroupMetadataKey, ("group",)),
-    Kind.EPOCH: (wire.ConsumerGroupMetadataKey, ("group_id",)),
-    Kind.MEMBER: (wire.ConsumerGroupMemberMetadataKey, _GROUP_MEMBER),
-    Kind.TARGET_EPOCH: (wire.ConsumerGroupTargetAssignmentMetadataKey, ("group_id",)),
-    Kind.TARGET: (wire.ConsumerGroupTargetAssignmentMemberKey, _GROUP_MEMBER),
-    Kind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
-    Kind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
-    Kind.GENERATION: (GenerationStartedKey, ("group",)),
-    Kind.IMPORT: (OffsetsImportedKey, ("group",)),
-    Kind.PUSH_GROUP: (PushGroupKey, ("group",)),
-    Kind.PUSH_MEMBER: (PushMemberKey, _GROUP_MEMBER),
-    Kind.PUSH_OWNED: (PushOwnedKey, _GROUP_MEMBER),
+    RecordKind.OFFSET: (wire.OffsetCommitKey, ("group", "topic", "partition")),
+    RecordKind.GROUP: (wire.GroupMetadataKey, ("group",)),
+    RecordKind.EPOCH: (wire.ConsumerGroupMetadataKey, ("group_id",)),
+    RecordKind.MEMBER: (wire.ConsumerGroupMemberMetadataKey, _GROUP_MEMBER),
+    RecordKind.TARGET_EPOCH: (wire.ConsumerGroupTargetAssignmentMetadataKey, ("group_id",)),
+    RecordKind.TARGET: (wire.ConsumerGroupTargetAssignmentMemberKey, _GROUP_MEMBER),
+    RecordKind.CURRENT: (wire.ConsumerGroupCurrentMemberAssignmentKey, _GROUP_MEMBER),
+    RecordKind.REGEX: (wire.ConsumerGroupRegularExpressionKey, ("group_id", "regular_expression")),
+    RecordKind.GENERATION: (GenerationStartedKey, ("group",)),
+    RecordKind.IMPORT: (OffsetsImportedKey, ("group",)),
+    RecordKind.PUSH_GROUP: (PushGroupKey, ("group",)),
+    RecordKind.PUSH_MEMBER: (PushMemberKey, _GROUP_MEMBER),
+    RecordKind.PUSH_OWNED: (PushOwnedKey, _GROUP_MEMBER),
 }
 
 
@@ -465,7 +465,7 @@ class GroupRecordReader:
     def __init__(self) -> None:
         self._names: dict[bytes, tuple[str, str]] = {}
 
-    def read(self, key: bytes, value: bytes | None) -> Record | None:
+    def decode_record(self, key: bytes, value: bytes | None) -> Record | None:
         """Decode a record; None for an unknown kind.
 
         Raises:
@@ -482,7 +482,7 @@ class GroupRecordReader:
         message = schema.decode(key[2:], 0)
         fields = tuple(getattr(message, name) for name in names)
         if value is None:
-            return Tombstone((Kind(kind), *fields))
+            return Tombstone((RecordKind(kind), *fields))
         if len(value) < 2:
             raise CorruptDataError(f"a group record's value of {len(value)} bytes")
         return _READERS[kind](fields, value[2:], _SHORT.unpack_from(value)[0])
@@ -499,7 +499,7 @@ class GroupRecordReader:
             names = self._names[key[:-4]] = (parsed.group, parsed.topic)
         partition = _INT.unpack_from(key, len(key) - 4)[0]
         if value is None:
-            return Tombstone((Kind.OFFSET, *names, partition))
+            return Tombstone((RecordKind.OFFSET, *names, partition))
         if len(value) == _OFFSET_BARE.size:
             version, offset, leader_epoch, length, commit_ms = _OFFSET_BARE.unpack(value)
             if version == _OFFSET_VERSION and length == 0:
@@ -624,16 +624,16 @@ def _read_generation(fields: tuple[Any, ...], data: bytes, version: int) -> Gene
 
 
 _READERS: Final[dict[int, Callable[[tuple[Any, ...], bytes, int], Record]]] = {
-    Kind.GROUP: _read_group,
-    Kind.EPOCH: _read_epoch,
-    Kind.MEMBER: _read_member,
-    Kind.TARGET_EPOCH: _read_target_epoch,
-    Kind.TARGET: _read_target,
-    Kind.CURRENT: _read_current,
-    Kind.REGEX: _read_regex,
-    Kind.GENERATION: _read_generation,
-    Kind.IMPORT: read_imported,
-    Kind.PUSH_GROUP: read_push_group,
-    Kind.PUSH_MEMBER: read_push_member,
-    Kind.PUSH_OWNED: read_push_owned,
+    RecordKind.GROUP: _read_group,
+    RecordKind.EPOCH: _read_epoch,
+    RecordKind.MEMBER: _read_member,
+    RecordKind.TARGET_EPOCH: _read_target_epoch,
+    RecordKind.TARGET: _read_target,
+    RecordKind.CURRENT: _read_current,
+    RecordKind.REGEX: _read_regex,
+    RecordKind.GENERATION: _read_generation,
+    RecordKind.IMPORT: read_imported,
+    RecordKind.PUSH_GROUP: read_push_group,
+    RecordKind.PUSH_MEMBER: read_push_member,
+    RecordKind.PUSH_OWNED: read_push_owned,
 }

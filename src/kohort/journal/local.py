@@ -14,12 +14,12 @@ from kohort.journal.checked import (
     WHAT_TO_DO,
     DamageSurvey,
     checked_batches,
-    damage_of,
+    describe_bad_batch,
     log_truncated_names,
     newest_names_first,
     newest_record_offsets,
 )
-from kohort.journal.codec import GroupRecordReader, announced_offsets, group_of
+from kohort.journal.codec import GroupRecordReader, announced_offsets, group_of_key
 from kohort.journal.protocol import Owner
 from kohort.journal.sealing import encode_append
 from kohort.log.damage import DamagedError, LogDamage
@@ -67,8 +67,8 @@ class LogJournal:
         self._reader = GroupRecordReader()
         self._logged_cut = self._logged_damage = False
 
-    def begin(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
-        """Begin a term (`Journal.begin`): FencedError if it is over, DamagedError if the log cannot be opened.
+    def begin_term(self, term: int, owner: Owner | None = None) -> Iterator[Sequence[Record]]:
+        """Begin a term (`Journal.begin_term`): FencedError if it is over, DamagedError if the log cannot be opened.
 
         The owner is never called. After the last records, all are as durable as an append. An earlier crash may have
         left some written but not flushed, and these must not be served and then lost.
@@ -113,7 +113,7 @@ class LogJournal:
         """
         if not self._logged_cut:
             self._logged_cut = True
-            log_truncated_names(self._log, group_of, "group")
+            log_truncated_names(self._log, group_of_key, "group")
         records: list[Record] = []
         size = 0
         for found in checked_batches(self._log, max(offset, self._log.log_start_offset), _READ_BYTES):
@@ -131,7 +131,7 @@ class LogJournal:
                     cut = self._read_batch(batch, header, records)
                 except UNREADABLE as error:
                     del records[known:]
-                    yield from self._damaged(damage_of(self._log, position, header, str(error)))
+                    yield from self._damaged(describe_bad_batch(self._log, position, header, str(error)))
                     continue
                 if cut is not None:
                     self._cut_off(cut)
@@ -154,22 +154,22 @@ class LogJournal:
         if not self._logged_damage:
             self._logged_damage = True
             survey = DamageSurvey(
-                self._log, lambda header, batch: self._read_batch(batch, header, []), group_of, "group"
+                self._log, lambda header, batch: self._read_batch(batch, header, []), group_of_key, "group"
             )
-            for _ in survey.steps():
+            for _ in survey.examine_in_steps():
                 yield ()
-            for sentence in survey.sentences():
+            for sentence in survey.describe_damage():
                 log.error(
                     "damaged group records: %s%s",
                     sentence,
                     "; the older values are served" if self._older_values else "",
                 )
         if not self._older_values:
-            raise DamagedError(damage, f"{damage.sentence()}. {WHAT_TO_DO}")
+            raise DamagedError(damage, f"{damage.describe()}. {WHAT_TO_DO}")
 
     def _cut_off(self, offset: int) -> None:
         """Truncate an append that a crash left incomplete, and log the groups in it."""
-        groups = newest_record_offsets(self._log, offset, group_of)
+        groups = newest_record_offsets(self._log, offset, group_of_key)
         log.warning(
             "[partition %s] truncated an unfinished append, offsets %d to %d: the broker ended during the write, "
             "which was never "
@@ -198,7 +198,7 @@ class LogJournal:
                 if offset + 1 + span > self._log.end_offset:
                     return offset
                 continue
-            record = reader.read(key, value)
+            record = reader.decode_record(key, value)
             if record is not None:
                 add(record)
         return None

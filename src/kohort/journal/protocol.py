@@ -11,20 +11,20 @@ from kohort.groups.records import Record
 class Owner(Protocol):
     """The owner of a term. A journal that answers later calls it in a separate turn, never within `append`."""
 
-    def durable(self, token: int, sent_ms: int) -> None:
+    def on_append_durable(self, token: int, sent_ms: int) -> None:
         """Report that the append with this token is durable.
 
         At `sent_ms` (monotonic clock), when it was sent, the term was still its owner's.
         """
 
-    def lost(self, reason: Exception) -> None:
+    def on_journal_lost(self, reason: Exception) -> None:
         """Report that a possible append under way may not be durable, and that the term takes no more.
 
         Not called before all records are read. The cause is a FencedError, an OSError or a KafkaError.
         """
 
-    def continue_reading(self) -> None:
-        """Report that the iterator of `begin`, which yielded None to wait, now has records, its end or an error."""
+    def on_records_available(self) -> None:
+        """Report that the iterator of `begin_term`, which yielded None to wait, has records, its end or an error."""
 
 
 class Journal(Protocol):
@@ -50,15 +50,15 @@ class Journal(Protocol):
         Its replies are then valid if an append that was sent at most this long ago is known to be durable.
         """
 
-    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+    def begin_term(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
         """Begin a term: refuse every append of an earlier term from now on, and read what was written.
 
         An append that was under way is part of that, or never will be. Its owner is not called any more.
 
         Returns:
             Every committed record that is current or not yet compacted away, oldest first, in lists. None means that
-            nothing is available yet; `owner.continue_reading` is called when something is. At the end all records are
-            as durable as those of an append that returned.
+            nothing is available yet; `owner.on_records_available` is called when something is. At the end all records
+            are as durable as those of an append that returned.
 
         Raises:
             FencedError: a later term has begun. The iterator raises all errors too.

@@ -19,7 +19,7 @@ from typing import Any, Final, cast
 
 from kohort.errors import InvalidInputError
 from kohort.groups.records import OffsetCommitted, Record, TransactionMarked
-from kohort.journal.codec import SharedBytes, append_started_record, encode, shared_offset_bytes
+from kohort.journal.codec import SharedBytes, append_started_record, encode_record, shared_offset_bytes
 from kohort.log.markers import Marker, build_marker
 from kohort.wire.batch import BatchOptions, parse_header, seal_batch, varint
 
@@ -52,13 +52,13 @@ def encode_append(records: Iterable[Record], now_ms: int) -> list[bytes | bytear
     split into several batches. Then a record before them holds the number of offsets that they span.
     """
     building = _Batches(now_ms, BATCH_BYTES_MAX)
-    building.add_all(records)
-    batches = building.finish()
+    building.add_records(records)
+    batches = building.finish_batches()
     if len(batches) > 1:
         span = sum(parse_header(batch).last_offset_delta + 1 for batch in batches)
         first = _Batches(now_ms, BATCH_BYTES_MAX)
-        first.add(*append_started_record(span))
-        batches[:0] = first.finish()
+        first.add_record(*append_started_record(span))
+        batches[:0] = first.finish_batches()
     return batches
 
 
@@ -69,8 +69,8 @@ def encode_unbounded_batch(records: Iterable[Record]) -> tuple[bytes, int]:
         InvalidInputError: some records belong to a transaction, and so into batches of their producer.
     """
     building = _Batches(0, sys.maxsize)
-    building.add_all(records)
-    return building.open()
+    building.add_records(records)
+    return building.encode_without_header()
 
 
 def encode_single_record(key: bytes, value: bytes | None) -> tuple[bytes, int]:
@@ -79,8 +79,8 @@ def encode_single_record(key: bytes, value: bytes | None) -> tuple[bytes, int]:
     Return it with the number of records, 1.
     """
     building = _Batches(0, BATCH_BYTES_MAX)
-    building.add(key, value)
-    return building.open()
+    building.add_record(key, value)
+    return building.encode_without_header()
 
 
 class _Batches:
@@ -107,18 +107,18 @@ class _Batches:
             self._done.append(seal_batch(b"".join(self._parts), self._count, numbers, self._options))
             self._parts, self._count, self._size = [], 0, 0
 
-    def finish(self) -> list[bytes | bytearray]:
+    def finish_batches(self) -> list[bytes | bytearray]:
         """Complete the open batch, and return all batches of the append."""
         self._seal()
         return self._done
 
-    def open(self) -> tuple[bytes, int]:
+    def encode_without_header(self) -> tuple[bytes, int]:
         """Return the encoded records of the only batch, which has no header yet, and their number."""
         if self._done or self._options:
             raise InvalidInputError("records of a transaction can't be in one batch with others")
         return b"".join(self._parts), self._count
 
-    def add_all(self, records: Iterable[Record]) -> None:
+    def add_records(self, records: Iterable[Record]) -> None:
         """Add records of any kind to the batches, in their order."""
         for kind, run in groupby(records, type):
             if kind is OffsetCommitted:
@@ -131,9 +131,9 @@ class _Batches:
             else:
                 self.continue_with({})
                 for record in run:
-                    self.add(*encode(record))
+                    self.add_record(*encode_record(record))
 
-    def add(self, key: bytes, value: bytes | None) -> None:
+    def add_record(self, key: bytes, value: bytes | None) -> None:
         """Add one record to the open batch."""
         key_size = len(key)
         value_size = len(value) if value is not None else 0
@@ -189,7 +189,7 @@ class _Batches:
                 return
         for record in run:
             self.continue_with(_options_of(record))
-            self.add(*encode(record))
+            self.add_record(*encode_record(record))
 
     def _add_columns(
         self, shared: SharedBytes, partitions: Sequence[int], offsets: Sequence[int], epochs: Sequence[int]

@@ -132,7 +132,7 @@ class ClusterWatch:
             self.shares.close()
 
     @property
-    def current(self) -> LagReport | None:
+    def current_report(self) -> LagReport | None:
         """The last successful lag report; None if there is none, or if it is too old (`STALE_INTERVALS`)."""
         report = self.state.report
         if report is None:
@@ -152,7 +152,9 @@ class ClusterWatch:
         """
         if self.shares is None:
             return None
-        return frozenset(share for share, term in self.shares.owned().items() if self.state.shares.get(share) == term)
+        return frozenset(
+            share for share, term in self.shares.owned_shares().items() if self.state.shares.get(share) == term
+        )
 
     def _run(self) -> None:
         while not self._ended.is_set():
@@ -165,7 +167,7 @@ class ClusterWatch:
 
     def _read_new_shares(self) -> None:
         """Begin the next read at once if this exporter has been assigned shares since the last read began."""
-        if self.shares is not None and self.shares.owned().items() - self._begun.items():
+        if self.shares is not None and self.shares.owned_shares().items() - self._begun.items():
             self._is_due.set()
 
     def _read_cluster(self) -> None:
@@ -231,7 +233,7 @@ class ClusterWatch:
         if self.shares is None:
             return {}
         self.shares.check()
-        owned = self._begun = self.shares.owned()
+        owned = self._begun = self.shares.owned_shares()
         self._reader.is_read = lambda name: share_number_of(name) in owned
         return owned
 

@@ -154,7 +154,7 @@ class _Shown:
         self.watch = watch
         self.shares, self.report = (
             watch.current_owned_shares,
-            watch.current,
+            watch.current_report,
         )  # in this order: the report is not the older one
         found = {} if self.report is None else self.report.groups
         self.groups = [
@@ -311,7 +311,7 @@ def _add_cluster(families: _Families, cluster: ClusterWatch) -> None:
         families.add_metric_sample("kohort_exporter_failures", (name, reason), state.failures.get(reason, 0))
     for outcome in ("whole", "partial", "failed"):
         families.add_metric_sample("kohort_exporter_reads", (name, outcome), state.reads.get(outcome, 0))
-    shares, is_current = cluster.current_owned_shares, cluster.current is not None
+    shares, is_current = cluster.current_owned_shares, cluster.current_report is not None
     if shares is not None:
         families.add_metric_sample("kohort_exporter_shares", (name,), len(shares) if is_current else 0)
     if is_current:

@@ -125,7 +125,7 @@ class ExporterShares:
         self._thread = threading.Thread(target=self._run, name=f"kohort-shares {cluster}", daemon=True)
         self._thread.start()
 
-    def owned(self) -> Mapping[int, int]:
+    def owned_shares(self) -> Mapping[int, int]:
         """Return the shares that this exporter owns now, each with its term; none while its session may have expired.
 
         A term is a number that is new each time a share is assigned.

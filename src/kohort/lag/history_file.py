@@ -319,9 +319,9 @@ class HistoryWriter(ClosedOnExit):
         try:
             with HistoryReader(self._path) as reader:
                 if reader.cluster_id is None or reader.cluster_id == cluster_id:
-                    for values in reader.reads(since_ms):
+                    for values in reader.read_values(since_ms):
                         add(values)
-                    return reader.changes(most=changes_max)
+                    return reader.read_changes(most=changes_max)
         except NotFoundError:
             pass  # the disk did not take the file
         except KafkaError as error:
@@ -644,7 +644,7 @@ class HistoryReader(ClosedOnExit):
         with self._reading():
             return self._connection.execute(sql, values).fetchall()
 
-    def reads(self, since_ms: int = 0) -> Iterator[LagValues]:
+    def read_values(self, since_ms: int = 0) -> Iterator[LagValues]:
         """Yield the last reads since a time, the oldest first.
 
         One of 25,000 partitions takes 5 MB, so they come one by one.
@@ -654,7 +654,7 @@ class HistoryReader(ClosedOnExit):
             for at_ms, body in self._rows("SELECT at_ms, body FROM last_reads WHERE number = ?", number):
                 yield LagValues.decode(at_ms, body)
 
-    def changes(self, group: str | None = None, since_ms: int = 0, most: int = -1) -> list[TimedChange]:
+    def read_changes(self, group: str | None = None, since_ms: int = 0, most: int = -1) -> list[TimedChange]:
         """Return the last changes of a group (None: of all groups) since a time, the oldest first.
 
         At most `most` are returned; -1: without a limit.
@@ -668,7 +668,7 @@ class HistoryReader(ClosedOnExit):
         found = [TimedChange(at_ms, name, GroupChange(kind, text, at_ms)) for at_ms, name, kind, text in rows]
         return found[::-1]
 
-    def minutes(self, group: str, since_ms: int = 0) -> list[LagMinute]:
+    def read_minutes(self, group: str, since_ms: int = 0) -> list[LagMinute]:
         """Return a group's minutes since a time, the oldest first. Minutes without a read are left out.
 
         Raises:
@@ -681,7 +681,7 @@ class HistoryReader(ClosedOnExit):
             for at_ms, lag, time_lag_ms, status, members in rows
         ]
 
-    def points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[LagMinute | None]:
+    def chart_points(self, group: str, since_ms: int, most: int, interval_ms: float = 0) -> list[LagMinute | None]:
         """Return a group's history as about `most` points for a picture, each with the largest values of its time span.
 
         A week has more minutes than a picture has points, and the largest lag is the one to look at.
@@ -725,12 +725,12 @@ class HistoryReader(ClosedOnExit):
     def _group_key(self, group: str) -> int:
         found = self._rows("SELECT key FROM group_names WHERE name = ?", group)
         if not found:
-            near = did_you_mean(group, self.groups())
+            near = did_you_mean(group, self.group_names())
             raise NotFoundError(f"{self._path} has no group {group!r}{near}")
         key: int = found[0][0]
         return key
 
-    def groups(self) -> list[str]:
+    def group_names(self) -> list[str]:
         """Return the names of all groups in the file."""
         return [name for (name,) in self._rows("SELECT name FROM group_names ORDER BY name")]
 

@@ -87,7 +87,7 @@ def translate_offsets(
             errors[tp] = NotFoundError(f"{tp}: group {group!r} has no committed offset there")
             continue
         try:
-            committed[tp], times[tp] = part.committed, record_ms(source, part)
+            committed[tp], times[tp] = part.committed, next_record_timestamp_ms(source, part)
         except KafkaError as error:
             errors[tp] = error
     listed = target.list_offsets({tp: at for tp, at in times.items() if at is not None})
@@ -146,7 +146,7 @@ def _read_exactly(reader: LagReader, group: str) -> Mapping[TopicPartition, Part
     return parts
 
 
-def record_ms(source: Admin, part: PartitionLag) -> int | None:
+def next_record_timestamp_ms(source: Admin, part: PartitionLag) -> int | None:
     """Return the timestamp in ms of the group's next unread record, else of the newest record; None: no record.
 
     Args:

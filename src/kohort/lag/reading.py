@@ -27,7 +27,7 @@ from kohort.client.admin.values import GroupDescription, GroupListing
 from kohort.client.net.cluster import Between, BrokerById, Cluster, ConnectionFailed, Coordinator
 from kohort.client.net.health import check_reachable
 from kohort.client.net.thread_driver import ThreadClient
-from kohort.client.offsets import EARLIEST, HIGHEST_BY_NAME, LATEST, OffsetAndMetadata, offset_fetch
+from kohort.client.offsets import EARLIEST, HIGHEST_BY_NAME, LATEST, OffsetAndMetadata, offset_fetch_request
 from kohort.client.setting_types import ConnectionSettings
 from kohort.client.settings import ConnectionConfig, Servers, client_config
 from kohort.errors import ErrorCode, KafkaError, RetriableError, TimedOutError, error_for
@@ -365,7 +365,7 @@ class LagReading:
         return await self._asked(names, task)
 
     async def _offsets_at(self, node: int, names: list[str]) -> dict[str, Offsets | KafkaError]:
-        request = offset_fetch(names[0], None)
+        request = offset_fetch_request(names[0], None)
         group_type = OffsetFetchRequest.OffsetFetchRequestGroup
         request.groups = [group_type(group_id=name, topics=None) for name in names]
         lowest = SEVERAL_GROUPS_SINCE if len(names) > 1 else 0

@@ -30,7 +30,7 @@ from kohort.lag.scaling import (
     ScalingDecision,
     ScalingState,
     ScalingTarget,
-    decide,
+    decide_member_count,
     parse_duration_ms,
     unavailable_partitions,
     unknown_lag_reason,
@@ -91,7 +91,7 @@ class ScaledGroup:
         return cls(group, ScalingTarget(max_lag_ms, 1 if fewest is None else fewest, most))
 
     @property
-    def metric(self) -> str:
+    def metric_name(self) -> str:
         """The name of the metric under which KEDA asks for the group's number of members."""
         return "kohort-members-" + re.sub(r"[^a-zA-Z0-9_.-]", "-", self.group)[:200]
 
@@ -112,7 +112,7 @@ class _Watched:
         asked_s: The time of the last request for the group in s, on the monotonic clock.
         decision: The last decision; None before the first read.
         decided_s: The time of that decision in s, on the monotonic clock.
-        state: The state that `decide` needs for the next decision; None before the first.
+        state: The state that `decide_member_count` needs for the next decision; None before the first.
         error: The reason why the last read led to no decision; empty: it led to one.
     """
 
@@ -156,7 +156,7 @@ class GroupScaling(ClosedOnExit):
         """Return whether this scaler may be asked for the group."""
         return not self._allowed or group in self._allowed
 
-    def decision(self, wanted: ScaledGroup) -> ScalingDecision | None:
+    def last_decision(self, wanted: ScaledGroup) -> ScalingDecision | None:
         """Return the last decision about a group, and read the group regularly from now on; None before its first read.
 
         Raises:
@@ -250,7 +250,7 @@ def _decide(wanted: ScaledGroup, watched: _Watched, report: LagReport) -> None:
     before, error = watched.decision, report.errors.get(wanted.group)
     group = report.groups.get(wanted.group)
     if group is not None and group.known_partitions:
-        watched.decision, watched.state = decide(group, report.taken_ms, wanted.target, watched.state)
+        watched.decision, watched.state = decide_member_count(group, report.taken_ms, wanted.target, watched.state)
     elif group is not None and unavailable_partitions(group):
         watched.error = f"the lag of group {wanted.group} is unknown: {unknown_lag_reason(group)}"
         return
@@ -403,13 +403,13 @@ class ScalerServer(ClosedOnExit):
         return encode_active(decision.wanted > 0)
 
     async def _metric_spec(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
-        return encode_metric_spec((await self._scaled(request, context)).metric, 1)
+        return encode_metric_spec((await self._scaled(request, context)).metric_name, 1)
 
     async def _metrics(self, request: bytes, context: aio.ServicerContext[bytes, bytes]) -> bytes:
         wanted = await self._scaled(request, context, lambda data: decode_metrics_request(data)[0])
         del request  # a call that waits for its first decision keeps the group alone
         decision = await self._decided(wanted, context)
-        return encode_metrics(wanted.metric, decision.wanted)
+        return encode_metrics(wanted.metric_name, decision.wanted)
 
     async def _stream_is_active(
         self, request: bytes, context: aio.ServicerContext[bytes, bytes]
@@ -423,7 +423,7 @@ class ScalerServer(ClosedOnExit):
             while True:
                 news.clear()
                 try:
-                    decision = self._scaling.decision(wanted)
+                    decision = self._scaling.last_decision(wanted)
                 except KafkaError:
                     decision = None  # what was told last stands; the unary calls say why
                 if decision is not None and (decision.wanted > 0) != told:
@@ -449,7 +449,7 @@ class ScalerServer(ClosedOnExit):
         try:
             while True:
                 news.clear()
-                decision = self._scaling.decision(wanted)
+                decision = self._scaling.last_decision(wanted)
                 if decision is not None:
                     return decision
                 await asyncio.wait_for(news.wait(), max(0.0, end_s - self._loop.time()))

@@ -121,7 +121,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """The measurements and the last decision that `decide` needs at the next read.
+    """The measurements and the last decision that `decide_member_count` needs at the next read.
 
     Attributes:
         wanted: The number of members in the last decision.
@@ -152,7 +152,7 @@ class ScalingState:
     is_limit: bool = False
 
 
-def decide(
+def decide_member_count(
     group: GroupLag, now_ms: int, target: ScalingTarget, before: ScalingState | None = None
 ) -> tuple[ScalingDecision, ScalingState]:
     """Decide how many members a group should have; return the decision and the state for the next one.
@@ -163,7 +163,7 @@ def decide(
         target: The largest time lag, and the bounds of the number of members.
         before: The state that the last call returned; None: this is the first one.
     """
-    return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide()
+    return _Scaling(group, now_ms, target, before or _first_state(group, now_ms, target)).decide_member_count()
 
 
 def unavailable_partitions(group: GroupLag) -> list[PartitionLag]:
@@ -255,7 +255,7 @@ class _Scaling:
         self.time_lag_ms = max(lags, default=None)
         self.busy, self.is_limit = self._busy(), before.is_limit
 
-    def decide(self) -> tuple[ScalingDecision, ScalingState]:
+    def decide_member_count(self) -> tuple[ScalingDecision, ScalingState]:
         """Return the decision and the next state."""
         before = self.before
         if self.members != before.members:

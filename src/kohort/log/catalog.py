@@ -216,7 +216,7 @@ class Catalog:
         self.power_losses += 1
         self._write_catalog(self.topics)
 
-    def put(self, topics: Mapping[str, CatalogTopic]) -> None:
+    def put_topics(self, topics: Mapping[str, CatalogTopic]) -> None:
         """Write new or changed topics to the catalog; durable when this returns.
 
         Raises:
@@ -228,7 +228,7 @@ class Catalog:
             self.by_id[topic.id] = topic
             self.names.add(topic.name)
 
-    def remove(self, names: Collection[str]) -> list[CatalogTopic]:
+    def remove_topics(self, names: Collection[str]) -> list[CatalogTopic]:
         """Remove existing topics from the catalog; durable when this returns.
 
         Raises:
@@ -248,12 +248,12 @@ class Catalog:
         return gone
 
     def forget_removed(self, topic_ids: Iterable[uuid.UUID]) -> None:
-        """Forget deleted topics whose folders are gone or have other names now; `settle` writes that to the file."""
+        """Forget deleted topics whose folders are gone or renamed; `rewrite_if_unsure` writes that to the file."""
         known = self.removed.intersection(topic_ids)
         self.removed -= known
         self._unsure = self._unsure or bool(known)
 
-    def settle(self) -> None:
+    def rewrite_if_unsure(self) -> None:
         """Write the catalog again if the file may differ from memory, for example after a failed write.
 
         Raises:
@@ -269,7 +269,7 @@ class Catalog:
 
 
 @dataclass(slots=True)
-class Draft(Generic[L]):
+class TopicDraft(Generic[L]):
     """Topics that one request creates or grows, with the logs of their new partitions. They are not visible yet."""
 
     topics: dict[str, CatalogTopic] = field(default_factory=dict)

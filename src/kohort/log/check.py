@@ -15,7 +15,7 @@ from kohort.log import checkpoints, folder, recovery
 from kohort.log.catalog import FILE as CATALOG
 from kohort.log.catalog import CatalogTopic, read_catalog, valid_stored_config
 from kohort.log.config import LogConfig
-from kohort.log.continuity import Epochs, IndexedPositions, LocatedBatch, SegmentRules, survey, whole_end
+from kohort.log.continuity import Epochs, IndexedPositions, LocatedBatch, SegmentRules, complete_end, scan_batches
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.filesystem import PRIVATE_MODE
 from kohort.log.gaps import damaged_by_index, missing_end_damage, replace_batch_by_damage
@@ -45,7 +45,7 @@ class Defect:
     epoch: int = 0
 
     @property
-    def lost(self) -> int | None:
+    def lost_offsets(self) -> int | None:
         """The number of offsets that can't be read; None: unknown."""
         damage = self.damage
         return None if damage.next_offset is None else max(0, damage.next_offset - damage.first_offset)
@@ -143,7 +143,7 @@ class FolderCheck:
                 self.report.notes.append(f"{entry.name} belongs to no topic")
         return self.report
 
-    def options(self, tp: TopicPartition) -> OpenOptions:
+    def open_options(self, tp: TopicPartition) -> OpenOptions:
         """Return what the data folder's checkpoints say about a partition, as options for opening it."""
         return OpenOptions(
             clean=self.clean,
@@ -160,7 +160,7 @@ class FolderCheck:
         topic, _, number = name.rpartition("-")
         known = (self._topics or {}).get(topic)
         config = valid_stored_config(known.name, LogConfig(), known.configs) if known is not None else LogConfig()
-        check = PartitionCheck(self.path / name, config, self.options(TopicPartition(topic, int(number))))
+        check = PartitionCheck(self.path / name, config, self.open_options(TopicPartition(topic, int(number))))
         try:
             check.run(self._progress)
         except OSError as error:
@@ -272,7 +272,7 @@ class PartitionCheck:
             path = self.path / f"{base:020d}.log"
             gaps = base < self._options.cleaned_offset
             if following is not None:
-                some = self._config.compacts or self._options.cleaned_offset > 0 or self._options.cleaned_unknown
+                some = self._config.uses_compaction or self._options.cleaned_offset > 0 or self._options.cleaned_unknown
                 gaps = gaps or some
             if base in missing:
                 self._aborted.is_known = False
@@ -319,7 +319,7 @@ class PartitionCheck:
         return bases, sorted(missing)
 
     def _records(self, damage: LogDamage, kind: str) -> None:
-        low = self._epochs.bounds(damage.first_offset)[0]
+        low = self._epochs.epoch_bounds(damage.first_offset)[0]
         self.found.append(Defect(self.path.name, damage, kind, max(0, low if low >= 0 else self._epoch)))
 
     def _index(self, path: Path, reason: str) -> None:
@@ -346,11 +346,11 @@ class PartitionCheck:
         last: LogDamage | None = None
         reported = 0
         end_offset = rules.base_offset
-        findings = survey(file, size, rules, crc=True)
+        findings = scan_batches(file, size, rules, crc=True)
         index = OffsetIndex(str(rules.path.with_suffix(".index")))
         if rules.gaps and index.load(size) and index.positions:
             pins = IndexedPositions(index.offsets, index.positions)
-            blamed = damaged_by_index(survey(file, size, rules), pins, rules)
+            blamed = damaged_by_index(scan_batches(file, size, rules), pins, rules)
             findings = findings if blamed is None else replace_batch_by_damage(findings, blamed, rules)
         for found in findings:
             if isinstance(found, LogDamage):
@@ -389,7 +389,7 @@ class PartitionCheck:
             return
         if last is not None and last.next_offset is None:
             whole_writes = self._options.clean or self._options.verified_offset is None
-            whole = whole_end(file, last.position, size, last.first_offset, whole_writes=whole_writes)
+            whole = complete_end(file, last.position, size, last.first_offset, whole_writes=whole_writes)
             known_end = max(known_end, whole or 0)
             if known_end > last.first_offset:
                 self._records(replace(last, next_offset=known_end), "records")

@@ -51,7 +51,7 @@ class Compaction:
     def __init__(self, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> None:
         """Prepare a compaction. `off_loop` runs the work on large batches elsewhere; None: it is done in the steps."""
         self._off_loop = off_loop
-        log.settle()  # completes an earlier replacement of segments, which this run reads
+        log.finish_interrupted_change()  # completes an earlier replacement of segments, which this run reads
         self._log = log
         self._fs = log.files.fs
         self._now_ms = now_ms
@@ -70,7 +70,7 @@ class Compaction:
     @classmethod
     def compaction_if_due(cls, log: PartitionLog, now_ms: int, off_loop: OffLoop | None = None) -> Self | None:
         """Return a compaction of the partition if it needs one by its settings, else None."""
-        if not log.config.compacts:
+        if not log.config.uses_compaction:
             return None
         run = cls(log, now_ms, off_loop)
         dirty = [s for s in run._segments if s.end_offset > log.cleaned_offset and s.size]
@@ -219,10 +219,10 @@ class Compaction:
         """Put the new files in place, unless the log was truncated in the meantime; return the bytes saved.
 
         Raises:
-            OSError: the disk failed; `PartitionLog.settle` completes the replacement.
+            OSError: the disk failed; `PartitionLog.finish_interrupted_change` completes the replacement.
         """
         log = self._log
-        log.settle()
+        log.finish_interrupted_change()
         log.sync_folder_names()  # without the next segment, the gaps of a compacted one would count as damage
         before = log.size_bytes()
         if log.cuts != self._cuts:  # truncation may have removed newer values
@@ -233,7 +233,7 @@ class Compaction:
             log.forget_index_checksums(group)
             self._fs.replace(cleaned, swap)
             log.unfinished = partial(_put_in_place, log, swap, group)
-            log.settle()
+            log.finish_interrupted_change()
         log.record_compacted_offset(self._upto, self._now_ms)
         return before - log.size_bytes()
 

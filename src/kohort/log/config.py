@@ -213,11 +213,11 @@ class LogConfig:
         return self.message_timestamp_type == "LogAppendTime"
 
     @property
-    def compacts(self) -> bool:
+    def uses_compaction(self) -> bool:
         return "compact" in self.cleanup_policy
 
     @property
-    def deletes(self) -> bool:
+    def uses_deletion(self) -> bool:
         return "delete" in self.cleanup_policy
 
 

@@ -64,7 +64,7 @@ class Epochs:
     known: tuple[tuple[int, int], ...] | None = None
     complete: bool = False
 
-    def bounds(self, offset: int) -> tuple[int, int, int]:
+    def epoch_bounds(self, offset: int) -> tuple[int, int, int]:
         """Return the lowest and highest epoch of a batch at `offset`, and the offset up to which they apply."""
         known = self.known
         if known is None:
@@ -135,7 +135,7 @@ def batches_are_continuous(
         if magic != MAGIC or length < _LENGTH_MIN or delta < 0 or base < expected or (base != expected and not gaps):
             return False
         if base >= until:
-            low, high, until = rules.epochs.bounds(base)
+            low, high, until = rules.epochs.epoch_bounds(base)
         if not low <= epoch <= high or epoch < epoch_before:
             return False
         expected = base + delta + 1
@@ -154,7 +154,7 @@ def batches_are_continuous(
     return limit is None or expected == limit or (rules.gaps and rules.least <= expected < limit)
 
 
-def survey(
+def scan_batches(
     file: OpenFile, size: int, rules: SegmentRules, begin: int = 0, *, crc: bool = False
 ) -> Iterator[LocatedBatch | LogDamage]:
     """Yield everything from `begin` to `size`, in order: valid batches, and the damaged ranges between them.
@@ -267,7 +267,7 @@ class _Survey:
         limit = self.rules.limit
         if limit is not None and header.next_offset > limit:
             return batch, f"last offset {header.last_offset}, and {limit} comes after all of the segment"
-        low, high, _ = self.rules.epochs.bounds(base)
+        low, high, _ = self.rules.epochs.epoch_bounds(base)
         if not max(low, self.epoch) <= epoch <= high:
             return batch, f"leader epoch {epoch} where it is {max(low, self.epoch)}"
         return batch, None
@@ -285,7 +285,9 @@ class _Survey:
             return None
         header, known, (expected, epoch) = batch.header, before.header, self.before
         if header.partition_leader_epoch < known.partition_leader_epoch:
-            possible = self.rules.epochs.bounds(header.base_offset)[0] <= header.partition_leader_epoch >= max(epoch, 0)
+            possible = (
+                self.rules.epochs.epoch_bounds(header.base_offset)[0] <= header.partition_leader_epoch >= max(epoch, 0)
+            )
             if possible and known.partition_leader_epoch > epoch:
                 return f"leader epoch {known.partition_leader_epoch} where it is {epoch}", self.position
             return None
@@ -346,7 +348,7 @@ class _Survey:
             return None
         if following - self.rules.base_offset > _SPAN_MAX or (limit is not None and following > limit):
             return None
-        low, high, _ = self.rules.epochs.bounds(base)
+        low, high, _ = self.rules.epochs.epoch_bounds(base)
         if not low <= epoch <= high:
             return None
         after = self._front(end)
@@ -362,7 +364,7 @@ def _torn_end_text(size: int, limit: int) -> str:
     return f"{what}, and the next segment begins at {limit}"
 
 
-def whole_end(file: OpenFile, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
+def complete_end(file: OpenFile, position: int, size: int, offset: int, *, whole_writes: bool) -> int | None:
     """Return the offset after the damaged batches at a file's end, or None if the end is a torn write.
 
     Args:

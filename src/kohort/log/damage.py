@@ -32,7 +32,7 @@ class LogDamage:
     next_offset: int | None
     reason: str
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
         """Describe the file, position and fault, the lost offsets, and where reading continues."""
         where = f"{self.path.parent.name}/{self.path.name}"
         size = "" if self.length is None else f" ({self.length} bytes)"
@@ -55,7 +55,7 @@ class DamagedError(CorruptDataError):
     """
 
     def __init__(self, damage: LogDamage, message: str = "", code: ErrorCode | None = None) -> None:
-        super().__init__(message or damage.sentence(), code)
+        super().__init__(message or damage.describe(), code)
         self.damage = damage
 
 
@@ -76,12 +76,12 @@ class UnverifiedBytes:
         self.damages: list[LogDamage] = []
         self._spans: list[tuple[int, int]] = []
 
-    def covers(self, begin: int, stop: int) -> bool:
+    def is_verified(self, begin: int, stop: int) -> bool:
         """Return whether all bytes between two file positions are verified."""
         number = bisect_right(self._spans, (begin, self.end + 1)) - 1
         return number >= 0 and self._spans[number][1] >= stop
 
-    def add(self, begin: int, stop: int) -> None:
+    def add_verified(self, begin: int, stop: int) -> None:
         """Record that the bytes between two file positions were verified."""
         touching = [span for span in self._spans if span[0] <= stop and span[1] >= begin]
         for span in touching:
@@ -96,9 +96,9 @@ class UnverifiedBytes:
         self._spans = [(begin, min(stop, end)) for begin, stop in self._spans if begin < end]
 
     @property
-    def done(self) -> bool:
+    def is_all_verified(self) -> bool:
         """Whether everything is verified and valid, so that this object is no longer needed."""
-        return not self.damages and self.covers(0, self.end)
+        return not self.damages and self.is_verified(0, self.end)
 
     def first_damage_from(self, position: int) -> LogDamage | None:
         """Return the first damage at or after a position, or that contains it; None if there is none."""

@@ -15,7 +15,7 @@ FILES_OWN = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT, errno.EISDIR, er
 """Errors that are caused by the file itself, not by a shortage of resources."""
 
 
-class Holder(Protocol):
+class FileHolder(Protocol):
     """An object that may keep one log file open. The cache closes files that were not used for long to open others."""
 
     file: OpenFile | None
@@ -34,19 +34,19 @@ class FileCache:
     __slots__ = ("_lent_max", "_limit", "_living", "_open", "fs")
 
     def __init__(self, limit: int, lent_max: int, fs: FileSystem = SYSTEM) -> None:
-        """Create a cache of at most `limit` files. It is `crowded` when readers hold `lent_max` other files."""
+        """Create a cache of at most `limit` files. It is `is_crowded` when readers hold `lent_max` other files."""
         self.fs = fs
         self._limit = limit
         self._lent_max = lent_max
-        self._open: deque[Holder] = deque()
+        self._open: deque[FileHolder] = deque()
         self._living: WeakSet[OpenFile] = WeakSet()
 
     @property
-    def crowded(self) -> bool:
+    def is_crowded(self) -> bool:
         """Whether readers should read bytes at once instead of holding a file."""
         return len(self._living) - len(self._open) >= self._lent_max
 
-    def open(self, holder: Holder, path: str, flags: int = 0) -> OpenFile:
+    def open(self, holder: FileHolder, path: str, flags: int = 0) -> OpenFile:
         """Open `path` for reading and writing on behalf of `holder`. `flags` may add `os.O_CREAT`."""
         while len(self._open) >= self._limit:
             oldest = self._open.popleft()
@@ -62,7 +62,7 @@ class FileCache:
         self._open.append(holder)
         return file
 
-    def release_file(self, holder: Holder) -> None:
+    def release_file(self, holder: FileHolder) -> None:
         """Take the holder's file out of the cache; it is closed when no response in progress reads it any more."""
         if holder.file is not None:
             holder.file = None

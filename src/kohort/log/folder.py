@@ -40,7 +40,7 @@ class FolderOwnership:
     same_boot: bool
     cluster_id: str
 
-    def opened(self) -> None:
+    def record_logs_open(self) -> None:
         """Record on disk that all logs are open: from now on only a later power loss needs recovery.
 
         A start that is interrupted before this call leaves the recovery to the next start.

@@ -110,18 +110,18 @@ class GapCount:
                 header = found.header
                 self.timestamps.add(header.max_timestamp)
                 if self._expected is not None and header.base_offset > self._expected:
-                    self.add(header.base_offset)
+                    self.add_gap(header.base_offset)
                 self._expected = header.next_offset
             else:
                 self._expected = None
             yield found
 
-    def add(self, first: int) -> None:
+    def add_gap(self, first: int) -> None:
         """Count a gap; `first` is the offset after it."""
         self.first = first if self.first < 0 else self.first
         self.count += 1
 
-    def sentence(self) -> str:
+    def describe(self) -> str:
         """Describe for the log which offsets can't be verified without the offset index."""
         return (
             f"its offset index was missing or wrong, and nothing else tells whether the offsets of the batches beside "

@@ -163,11 +163,11 @@ class OffsetIndex(_IndexFile):
         self.offsets.append(offset)
         self.positions.append(position)
 
-    def before_offset(self, offset: int) -> int:
+    def entry_at_or_before_offset(self, offset: int) -> int:
         """Return the index (0-based) of the last entry at or below a relative `offset`; -1 if there is none."""
         return bisect_right(self.offsets, offset) - 1
 
-    def before_position(self, position: int) -> int:
+    def entry_at_or_before_position(self, position: int) -> int:
         """Return the index (0-based) of the last entry at or below a file `position`; -1 if there is none."""
         return bisect_right(self.positions, position) - 1
 
@@ -214,7 +214,7 @@ class OffsetIndex(_IndexFile):
         """Fsync the file, if there is one."""
         self._sync_file()
 
-    def touch(self) -> None:
+    def create_if_missing(self) -> None:
         """Create an empty index file if there is none: Kafka's log dump reads no time index without an offset index."""
         append_to_file(self._path, b"", self._fs)
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from kohort.errors import CorruptDataError
-from kohort.log.continuity import IndexedPositions, survey
+from kohort.log.continuity import IndexedPositions, scan_batches
 from kohort.log.damage import LogDamage, UnverifiedBytes
 from kohort.log.gaps import damaged_by_index, replace_batch_by_damage
 from kohort.log.results import OpenFile, RecoveryReport
@@ -53,7 +53,7 @@ def mark_unreadable(segment: Segment, error: OSError, report: RecoveryReport) ->
     segment.readable = False
     segment.unverified = UnverifiedBytes(segment.size, closed=True)
     segment.unverified.damages.append(damage)
-    segment.unverified.add(0, segment.size)
+    segment.unverified.add_verified(0, segment.size)
     report.damages.append(damage)
 
 
@@ -68,8 +68,8 @@ def _has_batch(segment: Segment, timestamp: int, relative_offset: int) -> bool:
     offset = segment.base_offset + relative_offset
     position = max(0, segment.index.position_in_file(relative_offset))
     file = segment.open()
-    rules = segment.rules(None)
-    for found in survey(file, segment.size, rules, position):
+    rules = segment.segment_rules(None)
+    for found in scan_batches(file, segment.size, rules, position):
         if isinstance(found, LogDamage):
             return False
         if found.header.last_offset >= offset:
@@ -107,11 +107,11 @@ def load_segment(
     file = segment.open()
     file_size = file.size()
     index, times = segment.index, segment.time_index
-    rules, blamed = segment.rules(next_base_offset), None
+    rules, blamed = segment.segment_rules(next_base_offset), None
     loaded = index.load(file_size) and times.load()
     if loaded and segment.gaps and next_base_offset is not None and index.positions:
         pins = IndexedPositions(index.offsets[:], index.positions[:])
-        blamed = damaged_by_index(survey(file, file_size, rules), pins, rules)
+        blamed = damaged_by_index(scan_batches(file, file_size, rules), pins, rules)
     timed = bool(times.timestamps) or not index.positions  # without it, a search by time would pass over batches
     if not loaded or not timed or not _last_entry_fits(segment, file):
         report.rebuilt_indexes.append(segment.path.with_suffix(".index").name)
@@ -120,28 +120,28 @@ def load_segment(
     _load_transactions(segment, report)
     if verify_from_offset is not None:
         drop = index.truncate_for_rewrite if segment.gaps and next_base_offset is not None else index.truncate
-        drop(index.before_offset(verify_from_offset - segment.base_offset) + 1)
+        drop(index.entry_at_or_before_offset(verify_from_offset - segment.base_offset) + 1)
     start = index.positions[-1] if index.positions else 0
     segment.rewind_to(start)
     unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
-    findings = survey(file, file_size, rules, start, crc=crc)
+    findings = scan_batches(file, file_size, rules, start, crc=crc)
     if blamed is not None and blamed >= start:
         findings = replace_batch_by_damage(findings, blamed, rules)
-    last = segment.take_over(findings, start if index.positions else -1, unverified)
+    last = segment.index_batches(findings, start if index.positions else -1, unverified)
     if start and unverified.damages and unverified.damages[0].position == start:
         index.reset()  # the expected offset there follows from the earlier batches
         times.reset()
         segment.rewind_to(start := 0)
         unverified = UnverifiedBytes(file_size, closed=next_base_offset is not None)
-        findings = survey(file, file_size, rules, crc=crc)
-        last = segment.take_over(
+        findings = scan_batches(file, file_size, rules, crc=crc)
+        last = segment.index_batches(
             findings if blamed is None else replace_batch_by_damage(findings, blamed, rules), -1, unverified
         )
     if last is not None:
         segment.size, segment.end_offset = last.position, last.first_offset
     report.scanned_bytes = file_size - start
-    unverified.add(start, file_size)
-    segment.unverified = None if unverified.done else unverified
+    unverified.add_verified(start, file_size)
+    segment.unverified = None if unverified.is_all_verified else unverified
     report.damages = unverified.damages.copy()
     if report.rebuilt_indexes:
         segment.flush_indexes()
@@ -170,7 +170,7 @@ def truncate_torn_end(segment: Segment, report: RecoveryReport) -> None:
     ]
     if segment.unverified is not None:
         segment.unverified.truncate_at(segment.size)
-        if segment.unverified.done:
+        if segment.unverified.is_all_verified:
             segment.unverified = None
 
 
@@ -191,8 +191,8 @@ def record_damaged_end(segment: Segment, end_offset: int, report: RecoveryReport
     segment.unverified = UnverifiedBytes(size, closed=True)
     segment.unverified.damages = [*damages, ending]
     if segment.index.positions:
-        segment.unverified.add(segment.index.positions[-1], size)
+        segment.unverified.add_verified(segment.index.positions[-1], size)
     else:
-        segment.unverified.add(0, size)
+        segment.unverified.add_verified(0, size)
     segment.size, segment.end_offset = size, end_offset
     report.damages.append(ending)

@@ -29,7 +29,7 @@ from kohort.log.results import (
 )
 from kohort.log.segment import Segment
 from kohort.log.strays import clear_partition_folder
-from kohort.log.validator import BatchValidator, CheckedBatches, place, with_append_time
+from kohort.log.validator import BatchValidator, CheckedBatches, assign_offsets, with_append_time
 from kohort.wire.batch import BatchHeader, parse_header
 
 # -- Leader epochs of a partition with their first offsets, ascending
@@ -159,7 +159,7 @@ class PartitionLog:
         if not log.missing and (log.end_offset or recovery.producer_snapshot_offsets(names)):
             log._snapshot_offset = recovery.load_producers(path, log.segments, log.producers, now_ms, fs)
         for damage in log.recovery.damages:
-            _log.error("damaged records, reads of them fail: %s", damage.sentence())
+            _log.error("damaged records, reads of them fail: %s", damage.describe())
         if checkpoints.LEADER_EPOCHS in names or (
             log.active.epochs.known is None and log.end_offset and not log.missing
         ):
@@ -221,9 +221,9 @@ class PartitionLog:
             DamagedError: the log is not `readable`.
             OSError: a compaction or truncation can't be completed.
         """
-        self.settle()
+        self.finish_interrupted_change()
 
-    def settle(self) -> None:
+    def finish_interrupted_change(self) -> None:
         """Complete an interrupted compaction or truncation.
 
         Raises:
@@ -295,7 +295,7 @@ class PartitionLog:
         """
         if from_client:
             return self.append_validated(self._validator.validate(batches, now_ms, budget), now_ms, from_zero=from_zero)
-        return self.append_validated((batches, self._validator.split(batches)), now_ms, sequences=False)
+        return self.append_validated((batches, self._validator.split_headers(batches)), now_ms, sequences=False)
 
     def append_validated(
         self, checked: CheckedBatches, now_ms: int, *, sequences: bool = True, from_zero: bool = False
@@ -314,7 +314,7 @@ class PartitionLog:
         batches, headers = checked
         produced = headers[0].producer_id >= 0 or len(headers) > 1
         if produced:
-            repeated = self.producers.check(headers, sequences=sequences, from_zero=from_zero)
+            repeated = self.producers.check_batches(headers, sequences=sequences, from_zero=from_zero)
             if repeated is not None:
                 self.flush_if_due()  # the first append may have failed to flush, or its process died before
                 first, last = repeated.base_offset, repeated.last_offset
@@ -324,9 +324,9 @@ class PartitionLog:
         if config.message_timestamp_type == "LogAppendTime":
             stamped_ms = now_ms
             batches = with_append_time(batches, now_ms)
-            headers = self._validator.split(batches)
+            headers = self._validator.split_headers(batches)
         base = self.end_offset
-        end, parts = place(batches, headers, base, self.leader_epoch)
+        end, parts = assign_offsets(batches, headers, base, self.leader_epoch)
         size = len(batches)
         active = self.active
         if (
@@ -613,7 +613,7 @@ class PartitionLog:
         """
         if offset >= self.end_offset:
             return
-        self.settle()
+        self.finish_interrupted_change()
         kept = max(1, bisect_right(self._bases, offset))
         found = self.segments[kept - 1].locate(offset)
         end = offset if found is None else found.header.base_offset
@@ -632,7 +632,7 @@ class PartitionLog:
             self._epochs = with_new_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs
         self._snapshot_offset = recovery.load_producers(self.path, self.segments, self.producers, 0, self.files.fs)
-        self.settle()
+        self.finish_interrupted_change()
 
     def _write_epochs(self) -> None:
         """Write the leader epochs before the log changes: after a power loss, earlier ones would contradict the log."""
@@ -692,7 +692,7 @@ class PartitionLog:
 
     def flush(self, upto: int | None = None) -> None:
         """Fsync all appended batches, or only the segments that end at or before `upto`."""
-        self.settle()
+        self.finish_interrupted_change()
         upto = self.end_offset if upto is None else upto
         for segment in self.segments:
             if self.flushed_offset < segment.end_offset <= upto:

@@ -66,7 +66,7 @@ class Producers:
         self.open_transactions: dict[int, int] = {}
         """Producer id to first offset. Ascending, because transactions are added when they start."""
 
-    def check(
+    def check_batches(
         self, headers: Sequence[BatchHeader], *, sequences: bool, from_zero: bool = False
     ) -> ProducerBatch | None:
         """Check producer epochs and sequence numbers of batches before they are appended.
@@ -209,14 +209,14 @@ class Producers:
             return offset
         return None
 
-    def expire(self, before_ms: int) -> int:
+    def forget_idle(self, before_ms: int) -> int:
         """Forget producers that were idle since `before_ms`; return how many."""
         idle = [i for i, p in self.by_id.items() if p.seen_ms < before_ms and p.first_open_offset < 0]
         for producer_id in idle:
             del self.by_id[producer_id]
         return len(idle)
 
-    def recall(self, header: BatchHeader) -> None:
+    def restore_batch(self, header: BatchHeader) -> None:
         """Restore an earlier batch of a producer at the log's opening: the snapshot has only the last batch of each."""
         producer = self.by_id.get(header.producer_id)
         if producer is None or producer.epoch != header.producer_epoch or not producer.batches:

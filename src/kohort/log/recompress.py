@@ -43,7 +43,7 @@ def validate_and_recompress(
     if config.compression_type == PRODUCER or has_topic_codec(data, config):
         return data, headers
     recompressed = _recompress(data, config, validator)
-    return recompressed, validator.split(recompressed)
+    return recompressed, validator.split_headers(recompressed)
 
 
 def has_topic_codec(batches: ReadBuffer, config: LogConfig) -> bool:

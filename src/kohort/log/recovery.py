@@ -23,7 +23,7 @@ from pathlib import Path
 from kohort.errors import CorruptDataError
 from kohort.log import checkpoints, opening
 from kohort.log.config import LogConfig, StoreLimits
-from kohort.log.continuity import Epochs, LocatedBatch, whole_end
+from kohort.log.continuity import Epochs, LocatedBatch, complete_end
 from kohort.log.damage import ASIDE, LogDamage
 from kohort.log.files import FileCache
 from kohort.log.filesystem import SYSTEM, FileSystem, file_exists, remove_if_exists, sync_folder, write_all
@@ -86,7 +86,7 @@ def truncate_at_hole(
         "on the disk: %s",
         hole.first_offset,
         ", ".join(path.name for path in reversed(aside) if path is not None),
-        hole.sentence(),
+        hole.describe(),
     )
     gone = {segment.path, *(after.path for after in later)}
     report.damages = [damage for damage in report.damages if damage.path not in gone]
@@ -113,7 +113,7 @@ def _readable_behind(segment: Segment, hole: LogDamage, size: int, later: Sequen
         return True
     if not size:
         return False
-    return whole_end(segment.open(), hole.position, size, hole.first_offset, whole_writes=False) is not None
+    return complete_end(segment.open(), hole.position, size, hole.first_offset, whole_writes=False) is not None
 
 
 def _ended(
@@ -252,7 +252,7 @@ def open_segments(
         segment.epochs = epochs
         closed = segment is not segments[-1]
         segment.gaps = segment.base_offset < options.cleaned_offset or (closed and options.cleaned_offset > 0)
-        segment.gaps = segment.gaps or (closed and (config.compacts or options.cleaned_unknown))
+        segment.gaps = segment.gaps or (closed and (config.uses_compaction or options.cleaned_unknown))
     torn = _open_each(path, segments, options, known_end, report, files.fs)
     if options.verified_offset is not None and not options.clean:
         durable_end = durable_end_offset(options)
@@ -261,7 +261,7 @@ def open_segments(
         _drop_unread(segments, torn, durable_end, report)
     last = segments[-1]
     if torn[len(segments) - 1]:
-        whole = whole_end(
+        whole = complete_end(
             last.open(),
             last.size,
             last.file_size(),
@@ -557,7 +557,7 @@ def _recall(segments: Sequence[Segment], producers: Producers, snapshot: int) ->
     for segment, first, stop in reversed(found):
         for batch in segment.scan(first, stop, skip_damage=True):
             if batch.header.base_sequence >= 0:
-                producers.recall(batch.header)
+                producers.restore_batch(batch.header)
 
 
 def _first_epoch(path: Path, fs: FileSystem) -> int:

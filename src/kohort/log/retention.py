@@ -22,7 +22,7 @@ def delete_old_segments(log: PartitionLog, now_ms: int) -> int:
         OSError: the disk failed. Where it is full, the older segments are deleted, which makes room for the roll.
     """
     count = _before_start(log)
-    if log.config.deletes:
+    if log.config.uses_deletion:
         count = max(count, _aged_segments(log, now_ms), _too_many_bytes(log))
     stable = log.last_stable_offset
     while count and log.segments[count - 1].end_offset > stable:
@@ -60,7 +60,7 @@ def _aged_segments(log: PartitionLog, now_ms: int) -> int:
             continue
         latest = segment.max_timestamp
         if latest < 0:
-            latest = int(segment.written_ms())
+            latest = int(segment.last_written_ms())
         if latest - now_ms > limit:
             text = "%s: a record is stamped %.1f h ahead of the clock: nothing from it on is deleted by age until then"
             _log.warning(text, segment.name, (latest - now_ms) / 3_600_000)
@@ -87,7 +87,7 @@ def _too_many_bytes(log: PartitionLog) -> int:
 def roll_for_compaction(log: PartitionLog, now_ms: int) -> None:
     """Roll the last segment if it delays compaction beyond `max.compaction.lag.ms`."""
     first = log.active.first_timestamp
-    if log.config.compacts and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
+    if log.config.uses_compaction and 0 <= first < now_ms - log.config.max_compaction_lag_ms:
         log.roll()
 
 
@@ -96,6 +96,6 @@ def flush_idle_segments(log: PartitionLog, now_ms: int) -> None:
     for segment in log.segments[:-1]:
         if segment.end_offset <= log.flushed_offset:
             continue
-        if now_ms - segment.written_ms() < _SETTLE_MS:
+        if now_ms - segment.last_written_ms() < _SETTLE_MS:
             return
         log.flush(segment.end_offset)

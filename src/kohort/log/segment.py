@@ -19,7 +19,7 @@ from kohort.log.continuity import (
     LocatedBatch,
     SegmentRules,
     batches_are_continuous,
-    survey,
+    scan_batches,
     sync_batches,
 )
 from kohort.log.cooperative import LoopBudget, Search, TooMuchForLoopError
@@ -134,7 +134,7 @@ class SegmentFile:
         """
         return self._fs.stat(self._path).st_size
 
-    def written_ms(self) -> float:
+    def last_written_ms(self) -> float:
         """Return when the file was last written to.
 
         Raises:
@@ -223,7 +223,7 @@ class SegmentFile:
         self.time_index.flush()
         self.transactions.flush()
         if self.time_index.timestamps and not self.index.offsets:
-            self.index.touch()
+            self.index.create_if_missing()
 
     def add_last_time_entry(self) -> None:
         """Add the last time index entry, which has the largest timestamp."""
@@ -258,7 +258,7 @@ class SegmentFile:
             yield LocatedBatch(position, header)
             position += header.size
 
-    def rules(self, limit: int | None) -> SegmentRules:
+    def segment_rules(self, limit: int | None) -> SegmentRules:
         """Return the rules by which batches are verified. `limit` is the offset after the last one; None: unknown."""
         least = 0
         if self.gaps and limit is not None:
@@ -273,7 +273,7 @@ class SegmentFile:
             self.load_sealed_index()
         for _ in range(2):  # a wrong index is rebuilt after the first attempt
             positions, offsets = self.index.positions, self.index.offsets
-            entry = self.index.before_offset(offset - self.base_offset)
+            entry = self.index.entry_at_or_before_offset(offset - self.base_offset)
             begin = positions[entry] if entry >= 0 else 0
             stop = positions[entry + 1] if entry + 1 < len(offsets) else self.size
             if self.verify_range(begin, stop):
@@ -291,20 +291,20 @@ class SegmentFile:
         if self.sealed:
             self.load_sealed_index()
         positions = self.index.positions
-        entry = self.index.before_position(begin)
+        entry = self.index.entry_at_or_before_position(begin)
         begin = positions[entry] if entry >= 0 else 0
         following = bisect_left(positions, stop)
         pinned = following < len(positions) and positions[following] < unverified.end
         stop = positions[following] if pinned else unverified.end
-        if unverified.covers(begin, stop):
+        if unverified.is_verified(begin, stop):
             return True
-        rules = self.rules(self.end_offset if unverified.closed and not pinned else None)
+        rules = self.segment_rules(self.end_offset if unverified.closed and not pinned else None)
         pins = IndexedPositions(self.index.offsets, positions)
         if not batches_are_continuous(self.open(), begin, stop, rules, pins, not pinned):
             self.rebuild_from_headers()
             return False
-        unverified.add(begin, stop)
-        if unverified.done:
+        unverified.add_verified(begin, stop)
+        if unverified.is_all_verified:
             self.unverified = None
         return True
 
@@ -329,32 +329,32 @@ class SegmentFile:
             self.sealed = False
             self.index.load(size)
         unverified = self.unverified = UnverifiedBytes(size, closed=True)
-        rules, claim = self.rules(end_offset), self.time_index.last_entry_in_file()
-        file = self.open()
+        rules, claim, file = self.segment_rules(end_offset), self.time_index.last_entry_in_file(), self.open()
         pins = IndexedPositions(self.index.offsets[:], self.index.positions[:])
-        blamed = damaged_by_index(survey(file, size, rules), pins, rules) if self.gaps and pins.positions else None
+        found = scan_batches(file, size, rules)
+        blamed = damaged_by_index(found, pins, rules) if self.gaps and pins.positions else None
         self.index.reset()
         self.time_index.reset()
         self.rewind_to(0)
-        findings = survey(file, size, rules)
+        findings = scan_batches(file, size, rules)
         if blamed is not None:
             findings = replace_batch_by_damage(findings, blamed, rules)
         unseen = GapCount(self.base_offset)
-        last = self.take_over(unseen.count_gaps(findings) if self.gaps else findings, -1, unverified)
+        last = self.index_batches(unseen.count_gaps(findings) if self.gaps else findings, -1, unverified)
         if self.gaps and last is None:
             if self.end_offset < end_offset:
-                unseen.add(end_offset)
+                unseen.add_gap(end_offset)
             missing = missing_end_damage(rules, size, self.end_offset, claim, unseen.timestamps)
             unverified.damages += [] if missing is None else [missing]
         self.size, self.end_offset, self.synced_size = size, end_offset, synced_size
         self.add_last_time_entry()
         self.sync_indexes()
-        unverified.add(0, size)
+        unverified.add_verified(0, size)
         for damage in unverified.damages:
-            log.error("damaged records, reads of them fail: %s", damage.sentence())
+            log.error("damaged records, reads of them fail: %s", damage.describe())
         if unseen.count and not pins.positions:
-            log.error("[segment %s] no index verifies the offsets beside gaps: %s", self.name, unseen.sentence())
-        if unverified.done:
+            log.error("[segment %s] no index verifies the offsets beside gaps: %s", self.name, unseen.describe())
+        if unverified.is_all_verified:
             self.unverified = None
 
     def rewind_to(self, position: int) -> None:
@@ -379,7 +379,7 @@ class SegmentFile:
         except CorruptDataError:
             return -1
 
-    def take_over(
+    def index_batches(
         self, findings: Iterator[LocatedBatch | LogDamage], indexed: int, unverified: UnverifiedBytes
     ) -> LogDamage | None:
         """Index the batches that a scan found, and record its damage; return the last finding if that is damage.
@@ -589,7 +589,7 @@ class Segment(SegmentFile):
 
     def _cut(self, start: int, limit: int, min_one: bool) -> tuple[int, int]:
         """Return where the last complete batch between two positions ends, and the offset after that batch."""
-        entry = self.index.before_position(limit)
+        entry = self.index.entry_at_or_before_position(limit)
         scan_from = max(start, self.index.positions[entry]) if entry >= 0 else start
         end, next_offset = start, self.base_offset
         batches = self.headers(scan_from, self.size) if self.unverified is None else self.scan(scan_from)
@@ -623,7 +623,7 @@ class Segment(SegmentFile):
         """Yield the undamaged batches from the first that ends at or after `offset` on; skip damage."""
         if self.unverified is not None:
             self.verify_index_interval(offset)
-        entry = self.index.before_offset(offset - self.base_offset)
+        entry = self.index.entry_at_or_before_offset(offset - self.base_offset)
         for batch in self.scan(self.index.positions[entry] if entry >= 0 else 0, skip_damage=True):
             if batch.header.last_offset >= offset:
                 yield batch
@@ -633,7 +633,7 @@ class Segment(SegmentFile):
         if position <= 0:
             return 0
         self.verify_range(position, position)
-        entry = self.index.before_position(position)
+        entry = self.index.entry_at_or_before_position(position)
         return self.index.positions[entry] if entry >= 0 else 0
 
     def scan(self, position: int, end: int | None = None, *, skip_damage: bool = False) -> Iterator[LocatedBatch]:
@@ -784,17 +784,17 @@ class Segment(SegmentFile):
 
     def truncate_to(self, offset: int) -> None:
         """Remove the batch with `offset` and all later ones."""
-        found = self.locate(offset)
-        if found is None:
+        if (found := self.locate(offset)) is None:
             return
         if not self.time_index.timestamps and not self.time_index.load():
             self.rebuild_from_headers()
         self._fs.ftruncate(self.open().fd, found.position)
-        self.index.truncate(self.index.before_position(found.position - 1) + 1)
+        self.index.truncate(self.index.entry_at_or_before_position(found.position - 1) + 1)
         start = self.index.positions[-1] if self.index.positions else 0
         self.rewind_to(start)
         if self.unverified is not None:
             self.unverified.truncate_at(found.position)
-        self.take_over(self.headers(start, found.position), start if self.index.positions else -1, UnverifiedBytes(0))
+        indexed = start if self.index.positions else -1
+        self.index_batches(self.headers(start, found.position), indexed, UnverifiedBytes(0))
         self.transactions.truncate_to_offset(self.end_offset)
         self.flush_indexes()

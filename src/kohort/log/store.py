@@ -21,7 +21,7 @@ from kohort.log import checkpoints, folder
 from kohort.log.catalog import (
     Catalog,
     CatalogTopic,
-    Draft,
+    TopicDraft,
     TopicPlan,
     effective_config,
     valid_stored_config,
@@ -74,7 +74,7 @@ class UnreadableLog(PartitionLog):
         raise DamagedError(self.damage)
 
     def _refuse_write(self) -> NoReturn:
-        raise RetriableError(f"nothing can be written: {self.damage.sentence()}", ErrorCode.KAFKA_STORAGE_ERROR)
+        raise RetriableError(f"nothing can be written: {self.damage.describe()}", ErrorCode.KAFKA_STORAGE_ERROR)
 
     def append(
         self,
@@ -291,7 +291,7 @@ class LogStore(ClosedOnExit):
                 )
                 self._open(tp, config, known)
         owned = self._owned
-        owned.opened()
+        owned.record_logs_open()
         how = "new" if owned.fresh else "closed in order" if owned.clean else "recovered after an unclean end"
         log.info(
             "data folder %s opened (%s): %d partition logs in %.0f ms",
@@ -313,7 +313,7 @@ class LogStore(ClosedOnExit):
             if isinstance(error, OSError) and error.errno not in FILES_OWN:
                 raise
             self._logs[tp] = refused = UnreadableLog(path, config, options, error)
-            log.error("[partition %s] not served, the other partitions are: %s", tp, refused.damage.sentence())
+            log.error("[partition %s] not served, the other partitions are: %s", tp, refused.damage.describe())
             return
         found = opened.recovery
         if found.truncated_bytes or found.rebuilt_indexes:
@@ -406,21 +406,21 @@ class LogStore(ClosedOnExit):
         """
         return (yield from self._drafting([partial(self._new, plan) for plan in plans], unseen=unseen))
 
-    def _new(self, plan: TopicPlan, draft: Draft[PartitionLog]) -> CatalogTopic:
+    def _new(self, plan: TopicPlan, draft: TopicDraft[PartitionLog]) -> CatalogTopic:
         self._check_plan(plan, draft)
         draft.names.add(plan.name)
         return CatalogTopic(plan.name, plan.id or checkpoints.new_id(), plan.partitions, plan.configs)
 
     def _drafting(
         self,
-        makers: Sequence[Callable[[Draft[PartitionLog]], CatalogTopic]],
+        makers: Sequence[Callable[[TopicDraft[PartitionLog]], CatalogTopic]],
         *,
         unseen: Callable[[], tuple[int, ...]] = tuple,
         validate_only: bool = False,
     ) -> Steps[list[CatalogTopic | KafkaError]]:
         """Create or grow topics in steps: draft each, open the logs of new partitions, then commit to the catalog."""
         found: list[CatalogTopic | KafkaError] = []
-        draft: Draft[PartitionLog] = Draft()
+        draft: TopicDraft[PartitionLog] = TopicDraft()
         defaults = self.defaults
         for make in makers:
             try:
@@ -446,9 +446,9 @@ class LogStore(ClosedOnExit):
 
     def check_topic(self, name: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
         """Check whether `create_topic` would reject a topic (`validate_only`)."""
-        self._check_plan(TopicPlan(name, partitions, configs or {}), Draft())
+        self._check_plan(TopicPlan(name, partitions, configs or {}), TopicDraft())
 
-    def _check_plan(self, plan: TopicPlan, beside: Draft[PartitionLog]) -> None:
+    def _check_plan(self, plan: TopicPlan, beside: TopicDraft[PartitionLog]) -> None:
         """Reject a plan for a new topic that is invalid, or conflicts with existing topics or others of the request."""
         self._catalog.names.check(plan.name)
         beside.names.check(plan.name)
@@ -479,7 +479,7 @@ class LogStore(ClosedOnExit):
         if not self._logged.isdisjoint(topics):  # what is said of an earlier topic of a name is not this one's
             self._write_bounds()
             self._logged.clear()
-        self._catalog.put(topics)
+        self._catalog.put_topics(topics)
         self._logs.update(logs)
         for topic in () if settled else topics.values():
             self._reconfigure(topic, effective_config(self.defaults, topic.configs))
@@ -507,7 +507,7 @@ class LogStore(ClosedOnExit):
             OSError: the catalog could not be written; no topic was removed.
         """
         logs = []
-        removed = self._catalog.remove(dict.fromkeys(names))
+        removed = self._catalog.remove_topics(dict.fromkeys(names))
         for topic in removed:
             self._logged.add(topic.name)
             for number in range(topic.partitions):
@@ -568,7 +568,7 @@ class LogStore(ClosedOnExit):
         makers = [partial(self._grown, name, partitions) for name, partitions in counts.items()]
         return (yield from self._drafting(makers, validate_only=validate_only))
 
-    def _grown(self, name: str, partitions: int, draft: Draft[PartitionLog]) -> CatalogTopic:
+    def _grown(self, name: str, partitions: int, draft: TopicDraft[PartitionLog]) -> CatalogTopic:
         topic = self.topic(name)
         if partitions <= topic.partitions:
             raise InvalidInputError(
@@ -578,7 +578,7 @@ class LogStore(ClosedOnExit):
         draft.check_partitions(name, partitions, partitions - topic.partitions, len(self._logs), self.limits)
         return replace(topic, partitions=partitions)
 
-    def unseen(self, journal: int) -> list[str]:
+    def topics_created_since_load(self, journal: int) -> list[str]:
         """Return the topics created since this group journal (its partition number) was last loaded."""
         return [topic.name for topic in self.topics.values() if journal in topic.unseen]
 
@@ -588,12 +588,12 @@ class LogStore(ClosedOnExit):
         Raises:
             OSError: the catalog could not be written.
         """
-        topics = {name: self.topics[name] for name in self.unseen(journal)}
+        topics = {name: self.topics[name] for name in self.topics_created_since_load(journal)}
         if topics:
             left = {
                 n: replace(t, unseen=tuple(shard for shard in t.unseen if shard != journal)) for n, t in topics.items()
             }
-            self._catalog.put(left)
+            self._catalog.put_topics(left)
 
     def set_configs(self, name: str, configs: Mapping[str, str]) -> CatalogTopic:
         """Replace a topic's explicit configs.
@@ -626,7 +626,7 @@ class LogStore(ClosedOnExit):
         """The interval, in ms, between maintenance rounds over all logs."""
         return min(_ROUND_MS, self.limits.retention_check_ms, self.limits.producer_check_ms)
 
-    def maintain(self, now_ms: int) -> bool:
+    def run_maintenance_slice(self, now_ms: int) -> bool:
         """Run one slice of maintenance, about 10 ms.
 
         Maintenance consists of timed flushes, retention, compaction, expiry of producers, and checkpoints. Call this
@@ -687,9 +687,9 @@ class LogStore(ClosedOnExit):
             if not partition.readable:
                 continue
             if forgets:
-                partition.producers.expire(now_ms - limits.producer_id_expiration_ms)
+                partition.producers.forget_idle(now_ms - limits.producer_id_expiration_ms)
             try:
-                partition.settle()
+                partition.finish_interrupted_change()
                 if aged:
                     delete_old_segments(partition, now_ms)
                 flush_idle_segments(partition, now_ms)
@@ -699,7 +699,7 @@ class LogStore(ClosedOnExit):
             except OSError as error:  # on a full disk, the retention of the others makes the room that this one needs
                 failure = failure or _error_naming_partition(tp, error)
         try:
-            self._catalog.settle()
+            self._catalog.rewrite_if_unsure()
             self._write_checkpoints()
         except OSError as error:
             failure = failure or error
@@ -758,7 +758,7 @@ class LogStore(ClosedOnExit):
                     partition.close()
                 except OSError as error:  # the others are flushed all the same
                     failure = failure or _error_naming_partition(tp, error)
-            self._catalog.settle()
+            self._catalog.rewrite_if_unsure()
             self._write_bounds()
             if failure is not None:
                 raise failure

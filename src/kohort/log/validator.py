@@ -18,7 +18,7 @@ from kohort.wire.batch import (
     RECORDS_BYTES_MAX,
     BatchHeader,
     parse_header,
-    patch,
+    patch_header,
 )
 from kohort.wire.checksum import crc32c
 from kohort.wire.compression import (
@@ -28,7 +28,7 @@ from kohort.wire.compression import (
     decompress,
     refuse_unreadable_for_kafka,
 )
-from kohort.wire.record_walk import RecordRules, RejectedRecordReason, WrongRecord, fault, walk_records
+from kohort.wire.record_walk import RecordRules, RejectedRecordReason, WrongRecord, invalid_record_error, walk_records
 
 _PREFIX = struct.Struct(">qii")
 _PREFIX_SIZE = 16
@@ -83,7 +83,7 @@ class BatchValidator:
         self._unwanted = CONTROL if config.uses_log_append_time else CONTROL | LOG_APPEND_TIME
         self._ahead = config.message_timestamp_after_max_ms
         self._behind = config.message_timestamp_before_max_ms
-        self._keys = config.compacts
+        self._keys = config.uses_compaction
         self._largest_record = config.max_decompressed_message_bytes
         self._ratio = ratio
         self._decompressed_max = min(RECORDS_BYTES_MAX, max(_DECOMPRESSED_MIN, ratio * config.max_message_bytes))
@@ -131,7 +131,7 @@ class BatchValidator:
             found = walk_records(batches, HEADER_SIZE, header, rules)
         status, index, newest, wrong_count, wrong = found
         if status:
-            text = f"a batch of {count} records: {fault(status, index).message}"
+            text = f"a batch of {count} records: {invalid_record_error(status, index).message}"
             raise self._error(ErrorCode.INVALID_RECORD, text)
         if wrong_count:
             raise self._refused_records(wrong_count, wrong or (), header, rules)
@@ -187,7 +187,7 @@ class BatchValidator:
         headers: list[BatchHeader] = []
         parts: list[ReadBuffer] = []
         at, changed = 0, False
-        for header in self.split(batches, BATCHES_MAX):
+        for header in self.split_headers(batches, BATCHES_MAX):
             batch = view[at : at + header.size]
             data, found = self.validate(batch, now_ms, budget)
             headers += found
@@ -196,7 +196,7 @@ class BatchValidator:
             at += header.size
         return bytearray().join(parts) if changed else batches, headers
 
-    def split(self, batches: ReadBuffer, most: int | None = None) -> Sequence[BatchHeader]:
+    def split_headers(self, batches: ReadBuffer, most: int | None = None) -> Sequence[BatchHeader]:
         """Return the headers of batches that lie back to back.
 
         Args:
@@ -277,7 +277,7 @@ def _with_max_timestamp(batch: ReadBuffer, max_ms: int) -> CheckedBatches:
     return fixed, (parse_header(fixed),)
 
 
-def place(
+def assign_offsets(
     batches: ReadBuffer, headers: Sequence[BatchHeader], offset: int, epoch: int
 ) -> tuple[int, ReadBuffer | list[ReadBuffer]]:
     """Write the assigned offsets and leader epoch into the headers of batches, in place if the buffer is writable.
@@ -317,6 +317,6 @@ def with_append_time(batches: ReadBuffer, now_ms: int) -> bytearray:
     view, at = memoryview(stamped), 0
     while at < len(stamped):
         header = parse_header(stamped, at)
-        patch(view[at : at + header.size], 0, 0, now_ms)
+        patch_header(view[at : at + header.size], 0, 0, now_ms)
         at += header.size
     return stamped

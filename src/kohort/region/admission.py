@@ -14,7 +14,7 @@ from kohort.errors import InvalidInputError, NotAuthorizedError
 from kohort.io.channel import Link
 from kohort.region.agreement import compare_sink_with_topic
 from kohort.region.region_log import RegionLogView
-from kohort.region.region_topic import TOPIC, SavedFacts, transactional_id_of
+from kohort.region.region_topic import TOPIC, SavedFacts, region_transactional_id
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import LETTERS
 
@@ -65,8 +65,8 @@ def admit_member(
         raise NotAuthorizedError(
             f"region {region!r} may not keep its state: {error.message}; it needs Describe, Read and Write on "
             f"topic {TOPIC} (and Create where it is not there yet), Describe and Write on the transactional id "
-            f"{transactional_id_of(region)} and those that begin with {transactional_id_of(region)}/, and Describe "
-            f"and Read on group {applicant.group!r}",
+            f"{region_transactional_id(region)} and those that begin with {region_transactional_id(region)}/, and "
+            f"Describe and Read on group {applicant.group!r}",
             error.code,
         ) from error
 
@@ -85,7 +85,7 @@ def _admitted(
         region_id, bound = born, [_looked_at(region, home, born, sink) for sink in sinks]
     if bound[1] is not None:
         bound[1].check(LETTERS)
-    home.claim(applicant.group)
+    home.claim_group(applicant.group)
     return region_id, bound[0], bound[1]
 
 
@@ -99,12 +99,12 @@ def _before_birth(
     If a sink refuses a random id, the facts are read again: another application may have just created the region.
     """
     while True:
-        saved = home.saved()
+        saved = home.read_saved_facts()
         region_id = uuid4() if saved.birth is None else saved.birth.region_id
         try:
             return saved, region_id, [_looked_at(region, home, region_id, sink) for sink in sinks]
         except InvalidInputError:
-            if saved.birth is not None or home.saved().birth is None:
+            if saved.birth is not None or home.read_saved_facts().birth is None:
                 raise
 
 
@@ -120,7 +120,7 @@ def _looked_at(region: str, home: RegionLogView, region_id: UUID, into: Sink | N
         return None
     sink = into.bind(region, region_id)
     shows = sink.published()
-    bounds = home.saved().known(region, 0, region_id).bounds(sink.place)
+    bounds = home.read_saved_facts().to_region_facts(region, 0, region_id).sink_id_bounds(sink.place)
     if shows < bounds.least <= sink.published():
         shows = bounds.least
     found = compare_sink_with_topic(region, sink.place, shows, bounds)

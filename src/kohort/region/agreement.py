@@ -18,7 +18,7 @@ import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kohort.region.records import Contribution, Epoch, Fact, Manifest, Shown
+from kohort.region.records import Contribution, EpochBegun, Fact, Manifest, PublishedCheckpoint
 
 UNKNOWN = -1
 """Number of a sink whose sequence is unknown: the member has no sink, or is of an earlier release."""
@@ -60,7 +60,7 @@ class LastCheckpoint:
     empties: bool = False
     made_as: int = 0
 
-    def checkpoint_id_in(self, known: Shown | None) -> int:
+    def id_in_sink(self, known: PublishedCheckpoint | None) -> int:
         """Return the id under which a sink publishes this checkpoint: the one before or after `adopt` renumbered it.
 
         An operator may adopt a sink that is ahead, which gives the last checkpoint a higher id (`sequence`). Other
@@ -72,13 +72,13 @@ class LastCheckpoint:
         shows = 0 if known is None else known.sequence
         return self.made_as if self.made_as and shows <= self.made_as else self.sequence
 
-    def is_shown(self, known: Shown | None) -> bool:
+    def is_published(self, known: PublishedCheckpoint | None) -> bool:
         """Return whether the topic records this checkpoint as published to a sink; `known` is that record."""
-        return known is not None and known.sequence == self.checkpoint_id_in(known)
+        return known is not None and known.sequence == self.id_in_sink(known)
 
 
 def id_bounds_of_sink(
-    sink_name: str, last: LastCheckpoint, unpublished: Collection[str], shown: Mapping[str, Shown]
+    sink_name: str, last: LastCheckpoint, unpublished: Collection[str], shown: Mapping[str, PublishedCheckpoint]
 ) -> CheckpointIdBounds:
     """Return the range in which the id of a sink's last checkpoint must lie, according to the region's metadata topic.
 
@@ -91,7 +91,7 @@ def id_bounds_of_sink(
     known = shown.get(sink_name)
     least = 0 if known is None else known.sequence
     emptied = (sink_name in unpublished and last.empties) or (known is not None and known.empty)
-    return CheckpointIdBounds(least, last.checkpoint_id_in(known) if sink_name in unpublished else least, emptied)
+    return CheckpointIdBounds(least, last.id_in_sink(known) if sink_name in unpublished else least, emptied)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +149,8 @@ class AdoptionHistory:
     last: Manifest
     contributions: tuple[Contribution, ...]
     unpublished: Collection[str]
-    shown: Mapping[str, Shown]
-    epoch: Epoch
+    shown: Mapping[str, PublishedCheckpoint]
+    epoch: EpochBegun
 
     def has_written_to(self, sink_name: str) -> bool:
         """Return whether the region has written to a sink of this name."""
@@ -211,7 +211,7 @@ def records_after_adoption(
     if agrees and known is not None:
         shown = replace(known, place=sink_name, at_ms=now_ms)
     else:
-        shown = Shown(last.region, sink_name, 0 if agrees else shown_id, now_ms)
+        shown = PublishedCheckpoint(last.region, sink_name, 0 if agrees else shown_id, now_ms)
     places = {sink_name if name == earlier_name else name for name in last.places} | (
         {sink_name} if shown_id else set()
     )
@@ -221,18 +221,18 @@ def records_after_adoption(
         due |= {sink_name} if earlier_name in history.unpublished or is_unseen else set()
         renumbered = LastCheckpoint(sequence, True, made_as)
         after = {**history.shown, sink_name: shown}
-        places = {name for name in places if name in due or renumbered.is_shown(after.get(name))}
+        places = {name for name in places if name in due or renumbered.is_published(after.get(name))}
     empties = last.empties and (bool(places) or not last.places)  # no places: all are to be emptied
     facts.append(
         replace(last, sequence=sequence, places=tuple(sorted(places)), at_ms=now_ms, made_as=made_as, empties=empties)
     )
     if earlier_name != sink_name:
-        facts.append(Shown(last.region, earlier_name, 0, now_ms))
+        facts.append(PublishedCheckpoint(last.region, earlier_name, 0, now_ms))
     facts.append(shown)
     return facts
 
 
-def _unused_epoch(last: Epoch, sink_name: str, now_ms: int) -> Epoch:
+def _unused_epoch(last: EpochBegun, sink_name: str, now_ms: int) -> EpochBegun:
     """Return an epoch that the region has never had, by the clock; members of earlier epochs must reset."""
     epoch = max(last.epoch + 1, now_ms)
     return replace(last, epoch=epoch, floor=epoch, cause=f"{sink_name} was ahead and was adopted", at_ms=now_ms)

@@ -45,7 +45,7 @@ class _Spot:
             return
         if isinstance(error, OSError) and error.filename == self.name:
             error.filename = self._path
-        self._files.release_folder(self.fd)
+        self._files.close_folder_unless_kept(self.fd)
 
 
 class ConfinedFiles:
@@ -70,7 +70,7 @@ class ConfinedFiles:
         return _Spot(self, path, self._descriptor_of(tuple(above)), name)
 
     def _descriptor_of(self, folders: tuple[str, ...]) -> int:
-        """Open a folder below the root and return its descriptor, which `release_folder` closes."""
+        """Open a folder below the root and return its descriptor, which `close_folder_unless_kept` closes."""
         fd = os.open(self._root, _folder_flags())
         walked = self._root.rstrip("/")
         for part in folders:
@@ -82,7 +82,7 @@ class ConfinedFiles:
             fd = inside
         return fd
 
-    def release_folder(self, fd: int) -> None:
+    def close_folder_unless_kept(self, fd: int) -> None:
         """Close a descriptor that `_descriptor_of` returned, unless the folders are kept open."""
         os.close(fd)
 
@@ -189,7 +189,7 @@ class _FoldersKeptOpen(ConfinedFiles):
         self._open.move_to_end(folders)
         return fd
 
-    def release_folder(self, fd: int) -> None:
+    def close_folder_unless_kept(self, fd: int) -> None:
         while len(self._open) > FOLDERS_OPEN_MAX:
             os.close(self._open.popitem(last=False)[1])
 

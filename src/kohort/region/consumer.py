@@ -46,7 +46,7 @@ SPANS_TOLD = 10
 """Limit on the partitions of the current table that an error lists."""
 
 
-class CallingThreads:
+class ThreadsInsideMethods:
     """The set of threads that are inside a method of a member or region.
 
     A signal handler on such a thread must not wait for the member: the method that it interrupted could never go on.
@@ -57,12 +57,12 @@ class CallingThreads:
     def __init__(self) -> None:
         self._threads: set[int] = set()
 
-    def has_this_thread(self) -> bool:
+    def includes_current_thread(self) -> bool:
         """Return whether the calling thread is inside a method already, as when a signal handler or callback calls."""
         return threading.get_ident() in self._threads
 
     @contextmanager
-    def enter(self) -> Iterator[None]:
+    def mark_current_thread(self) -> Iterator[None]:
         """Mark the calling thread as inside a method until the `with` block ends; a nested block has no effect.
 
         A signal handler on this thread then does not wait for the method that it has interrupted.
@@ -101,7 +101,7 @@ class RegionConsumer(NotPicklable):
         self._events, self._flow, self._stager, self._ended = events, flow, stager, ended
         self._own, self._records = own, 0
         self._pid = os.getpid()
-        self._callers = CallingThreads()
+        self._callers = ThreadsInsideMethods()
         self._hand: int | None = None
         self._asked_to_close = self._forgotten = False
 
@@ -164,7 +164,7 @@ class RegionConsumer(NotPicklable):
         with self._in_use():
             try:
                 self._count_table()
-                piece = self._flow.take()
+                piece = self._flow.take_table()
                 if piece is not None:
                     self._hand = threading.get_ident()
                     self._records += piece.table.num_rows
@@ -178,8 +178,8 @@ class RegionConsumer(NotPicklable):
         if self._flow.is_idle():
             return
         if not self._flow.discards_rows:
-            self._stager.settle()
-        self._flow.finish()
+            self._stager.finish_table()
+        self._flow.finish_table()
         self._hand = None
         enough = self._own.every_records is not None and self._records >= self._own.every_records
         if enough or (self._states is not None and self._states.has_many_changes()):
@@ -202,7 +202,7 @@ class RegionConsumer(NotPicklable):
                         "dropped, and its records read again",
                         self.name,
                     )
-                self._flow.put_back(dirty=dirty)
+                self._flow.put_back_table(dirty=dirty)
             if self._flow.current_table is None:
                 self._hand = None  # last: a signal handler must not wait for this thread before
 
@@ -389,12 +389,12 @@ class RegionConsumer(NotPicklable):
 
         A call from a signal handler does not wake it: that takes locks which the interrupted method may hold.
         """
-        post = self._events.post_without_waking if self._callers.has_this_thread() else self._events.post
+        post = self._events.post_without_waking if self._callers.includes_current_thread() else self._events.post
         with self._in_use():
             post(event)
 
     def _refuse_handler(self, method: str) -> None:
-        if self._callers.has_this_thread():
+        if self._callers.includes_current_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler, or a callback, that interrupted a call of {self.name} on "
                 "the same thread: set a flag there, and look at it in the loop"
@@ -423,7 +423,7 @@ class RegionConsumer(NotPicklable):
     def must_not_wait_here(self) -> bool:
         """Return whether the calling thread processes a table or is inside a method, so that it must not wait."""
         ident = threading.get_ident()
-        return ident == self._hand or self._callers.has_this_thread() or ident == self._events.thread.ident
+        return ident == self._hand or self._callers.includes_current_thread() or ident == self._events.thread.ident
 
     def abort(self, cause: str) -> None:
         """Leave without a last checkpoint: the whole region resets to the last complete checkpoint.
@@ -474,7 +474,7 @@ class RegionConsumer(NotPicklable):
     def _in_use(self) -> Iterator[None]:
         """Mark the thread as inside a method of the member, so that a signal handler on it does not wait for it."""
         self._check_process()
-        with self._callers.enter():
+        with self._callers.mark_current_thread():
             yield
 
     def _check_process(self) -> None:

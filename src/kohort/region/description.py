@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kohort.region.messages import MemberStatus, RegionSeen, SinkStatus
+    from kohort.region.messages import MemberStatus, RegionStatus, SinkStatus
     from kohort.region.region_topic import SavedFacts
 
 
@@ -18,21 +18,21 @@ def region_list_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> l
             "term": 0 if saved.term is None else saved.term.term,
             "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
             "sequence": saved.sequence,
-            "stopped": stopped_because(saved),
+            "stopped": stop_reason(saved),
             "groups": list(groups),
         }
         for name, (saved, groups) in found.items()
     ]
 
 
-def stopped_because(saved: SavedFacts) -> str:
+def stop_reason(saved: SavedFacts) -> str:
     """Return why a region is stopped, or why its records are ignored here; empty: neither."""
     if saved.birth is None and saved.ignored_because:
         return f"its records are ignored here: the last {saved.ignored_because}"
     return "" if saved.stopped is None else saved.stopped.cause
 
 
-def region_row(seen: RegionSeen) -> dict[str, Any]:
+def region_row(seen: RegionStatus) -> dict[str, Any]:
     """Return the status of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
@@ -48,7 +48,7 @@ def region_row(seen: RegionSeen) -> dict[str, Any]:
     }
 
 
-def member_row(seen: RegionSeen, member: MemberStatus) -> dict[str, Any]:
+def member_row(seen: RegionStatus, member: MemberStatus) -> dict[str, Any]:
     """Return the status of one member of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
@@ -64,7 +64,7 @@ def member_row(seen: RegionSeen, member: MemberStatus) -> dict[str, Any]:
     }
 
 
-def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
+def sink_row(seen: RegionStatus, sink: SinkStatus) -> dict[str, Any]:
     """Return the status of one sink of a region as one row, for commands and the dashboard."""
     return {
         "region": seen.name,
@@ -76,7 +76,7 @@ def sink_row(seen: RegionSeen, sink: SinkStatus) -> dict[str, Any]:
     }
 
 
-def keyed_state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
+def keyed_state_rows(seen: RegionStatus) -> list[dict[str, Any]]:
     """Return a row for each group with keyed states: how many partitions have one, and the bytes of their files."""
     sizes: dict[str, list[int]] = {}
     for position in seen.positions:
@@ -88,7 +88,7 @@ def keyed_state_rows(seen: RegionSeen) -> list[dict[str, Any]]:
     ]
 
 
-def region_view(seen: RegionSeen) -> dict[str, Any]:
+def region_view(seen: RegionStatus) -> dict[str, Any]:
     """Return a region's row with those of its members, sinks and positions, as one nested mapping."""
     positions = [
         {

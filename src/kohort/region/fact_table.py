@@ -4,8 +4,8 @@ A record is valid only if all of this is true:
 
 1. A transaction that was committed holds it.
 2. Its seal is of the region's key, for this record under this producer id and epoch (`region_key`).
-3. Its producer is the current one. After a `Term` only its author's records count, in epochs that never fall; another
-   author begins with a later `Term`, or repeats the last one.
+3. Its producer is the current one. After a `TermBegun` only its author's records count, in epochs that never fall;
+   another author begins with a later `TermBegun`, or repeats the last one.
 
 Everything else is a stranger's record. A claim of a group is the exception, because two regions must never share a
 group. It counts whichever key sealed it, if a transaction holds it. Another region's key may be unknown here, and this
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from kohort.errors import CorruptDataError
 from kohort.io.log_throttle import IntervalThrottle
 from kohort.region.record_codec import decode_fact, region_in_claim_key, region_in_record_key
-from kohort.region.records import Fact, Term
+from kohort.region.records import Fact, TermBegun
 from kohort.region.region_key import SEAL, RecordAuthor, RegionKey
 
 log = logging.getLogger("kohort.region")
@@ -79,16 +79,16 @@ class FactTable:
         self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
         self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
 
-    def in_order(self) -> list[Fact]:
+    def facts_in_log_order(self) -> list[Fact]:
         """Return all decoded records, in the order of the log."""
         return [fact for _, fact in sorted(self.facts.values(), key=lambda entry: entry[0])]
 
-    def keys_of(self, region: str) -> list[bytes]:
+    def record_keys_of_region(self, region: str) -> list[bytes]:
         """Return the keys of all records that name a region, ignored ones too; claims of groups are left out."""
         own = [key for key in self.facts if region_in_record_key(key) == region]
         return own + [key for key, (about, _) in self._strange.items() if about == region and key not in self.facts]
 
-    def claim_keys_of(self, region: str) -> list[bytes]:
+    def group_claim_keys(self, region: str) -> list[bytes]:
         """Return the keys of all claims of groups by a region, ignored ones too."""
         keys = dict.fromkeys([*self.facts, *self._strange])
         return [key for key in keys if region_in_claim_key(key) == region]
@@ -106,7 +106,7 @@ class FactTable:
         author = self._authors.get(region)
         return -1 if author is None else author.producer_id
 
-    def other_key_reason(self, region: str, producer_id: int) -> str:
+    def wrong_key_reason(self, region: str, producer_id: int) -> str:
         """Return why this producer's records are ignored, if it sealed them with another key; empty: it did not.
 
         The caller passes the region's own producer id, which only a process with the right to its transactional id can
@@ -180,20 +180,20 @@ class FactTable:
         """Return why a validly sealed record is ignored: its producer or producer epoch is outdated; empty: neither."""
         author = self._authors.get(region)
         if author is None or (record.value is not None and record.author.producer_id != author.producer_id):
-            return ""  # a fact of another producer may be a later `Term`, which `_not_current` decides
+            return ""  # a fact of another producer may be a later `TermBegun`, which `_not_current` decides
         if record.author.producer_id != author.producer_id:
             return "is of a producer that was replaced"
         return "is of an epoch that is over" if record.author.epoch < author.epoch else ""
 
     def _not_current(self, record: StoredRecord, region: str, fact: Fact) -> str:
         author, last = self._authors.get(region), self._terms.get(region, (0, 0))
-        if isinstance(fact, Term):
+        if isinstance(fact, TermBegun):
             if (fact.term, fact.stated) <= last:
                 return f"begins term {fact.term} after term {last[0]}"
             self._terms[region] = fact.term, fact.stated
         elif author is not None and author.producer_id != record.author.producer_id:
             return "is of a producer that was replaced"
-        if author is not None or isinstance(fact, Term):
+        if author is not None or isinstance(fact, TermBegun):
             self._authors[region] = record.author
         self._other_keys.pop(region, None)  # only what another key has sealed later matters
         return ""
@@ -209,7 +209,7 @@ class FactTable:
         return None, why
 
 
-class TrustingFactTable(FactTable):
+class UnverifiedFactTable(FactTable):
     """A table that accepts any record of a committed transaction, for `reseal` alone: an operator vouches for them."""
 
     def _not_proven(self, record: StoredRecord, region: str, *, is_claim: bool) -> str:

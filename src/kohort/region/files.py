@@ -212,7 +212,7 @@ def sync_folder(files: FileCalls, path: str) -> None:
         files.close(fd)
 
 
-def names_in(files: FileCalls, path: str) -> list[str]:
+def list_folder(files: FileCalls, path: str) -> list[str]:
     """Return the names in a folder; none if the folder does not exist."""
     try:
         return files.listdir(path)
@@ -268,7 +268,7 @@ def make_folders(files: FileCalls, root: str, below: str) -> None:
         make_folder(files, path)
 
 
-def remove(files: FileCalls, path: str) -> None:
+def remove_file(files: FileCalls, path: str) -> None:
     """Remove a file; do nothing if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         files.unlink(path)
@@ -276,8 +276,8 @@ def remove(files: FileCalls, path: str) -> None:
 
 def remove_folder(files: FileCalls, path: str) -> None:
     """Remove a folder and the files in it; another process may remove it at the same time."""
-    for name in names_in(files, path):
-        remove(files, f"{path}/{name}")
+    for name in list_folder(files, path):
+        remove_file(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)
 
@@ -287,10 +287,10 @@ def remove_tree(files: FileCalls, path: str) -> None:
 
     Another process may remove it at the same time.
     """
-    for name in names_in(files, path):
+    for name in list_folder(files, path):
         if "=" in name:
             remove_tree(files, f"{path}/{name}")
         else:
-            remove(files, f"{path}/{name}")
+            remove_file(files, f"{path}/{name}")
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)

@@ -18,7 +18,7 @@ from kohort.io.backoff import exponential_backoff
 from kohort.io.chance import CHANCE
 from kohort.io.channel import Link, authenticate_listener
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
-from kohort.region.server import FINAL, ControlPlane, RegionLog, TermOverError, listen
+from kohort.region.server import FINAL, ControlPlane, RegionLog, TermOverError, open_listening_socket
 
 log = logging.getLogger("kohort.region")
 
@@ -57,7 +57,7 @@ class ElectionTopic(Protocol):
     def newest_address(self) -> ControlPlaneAddress | None:
         """Return the address of the newest term; None: there was no term yet."""
 
-    def token(self, term: int) -> bytes:
+    def term_secret(self, term: int) -> bytes:
         """Return the shared secret of a term, which both ends of a control plane connection prove to each other."""
 
     def take_over(self, host: str, port: int, pin: bytes = b"") -> tuple[RegionLog, RegionFacts]:
@@ -140,7 +140,7 @@ class LeaderElection:
         until_s = self._missed.setdefault(address.term, time.monotonic() + CHANCE.uniform(*ELECTION_DELAY_S))
         if time.monotonic() < until_s:
             raise error
-        plane = self.plane()
+        plane = self.running_control_plane()
         if plane is not None and plane.term == address.term and plane.describe() is not None:
             raise error
         if address.term not in self._announced_term:
@@ -170,10 +170,10 @@ class LeaderElection:
     def _take_over(self) -> ControlPlaneAddress:
         if self._plane is not None:
             self._plane.close()
-        listening = listen(self._host)
+        listening = open_listening_socket(self._host)
         try:
             region_log, known = self._place.take_over(self._host, listening.port, listening.pin)
-            token = self._place.token(known.term)
+            token = self._place.term_secret(known.term)
         except BaseException:
             listening.close()
             raise
@@ -182,12 +182,12 @@ class LeaderElection:
         self._plane.start()
         return ControlPlaneAddress(known.term, self._host, listening.port, token, listening.pin)
 
-    def plane(self) -> ControlPlane | None:
+    def running_control_plane(self) -> ControlPlane | None:
         """Return the control plane that runs in this process; None: none does."""
         plane = self._plane
         return None if plane is None or plane.over.is_set() else plane
 
-    def serve(self) -> ControlPlane:
+    def become_control_plane(self) -> ControlPlane:
         """Become the control plane now; retry up to `LOSSES_MAX` times if another application wins or the topic fails.
 
         Raises:

@@ -43,8 +43,8 @@ class CheckpointAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
-    """The control plane's answer to `Register`: the member is registered, and continues with its buffered records.
+class RegistrationAccepted:
+    """The control plane's answer to `RegistrationRequest`: the member is registered, and goes on with its records.
 
     Attributes:
         epoch: of what it stages; new for a member that has just started.
@@ -69,7 +69,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RegistrationRefused:
     """The control plane's refusal to register a member, which ends with this error."""
 
     term: int
@@ -78,7 +78,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Members:
+class MemberNamesChanged:
     """The control plane's notice of the names of all registered members, sent when the list has changed."""
 
     term: int
@@ -86,16 +86,16 @@ class Members:
 
 
 @dataclass(frozen=True, slots=True)
-class Drain:
-    """The control plane's order to stop polling, finish the table in progress and commit, then send `Drained`."""
+class DrainOrder:
+    """The control plane's order to stop polling, finish the table in progress and commit, then send `MemberDrained`."""
 
     term: int
     cut: CheckpointAttempt
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """The control plane's order to save the state, because all members are drained, then send `Contributed`.
+class ContributeOrder:
+    """The control plane's order to save the state, because all members are drained, then send `ContributionReport`.
 
     Attributes:
         cut: the checkpoint attempt.
@@ -108,7 +108,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Identify:
+class GroupGenerationRequest:
     """The control plane's request for the member's present group generation, sent in `AssignmentChanged`.
 
     The group coordinator has refused the member's offsets under the generation before.
@@ -119,7 +119,7 @@ class Identify:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class CheckpointCompleted:
     """The control plane's notice that a checkpoint is complete.
 
     Attributes:
@@ -135,10 +135,10 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Publish:
+class PublishOrder:
     """The control plane's order to publish the last checkpoint to one sink, for all members that write there.
 
-    The order is repeated until the member sends `Published`.
+    The order is repeated until the member sends `CheckpointPublished`.
 
     Attributes:
         sequence: the checkpoint's id.
@@ -159,16 +159,16 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Starts:
-    """The control plane's answer to `AskStarts`: partitions that the member may read, with their start offsets.
+class StartOffsetsAnswer:
+    """The control plane's answer to `StartOffsetsRequest`: partitions that the member may read, with start offsets.
 
     Partitions that another member holds are not among them; they follow when released.
 
     Attributes:
         found: positions of the last checkpoint, or initial offsets.
-        first: partitions that nobody has read: look their start position up and send `Looked`.
+        first: partitions that nobody has read: look their start position up and send `StartOffsetsLookedUp`.
         added: unread partitions of a topic of which the group reads others already, or that its pattern did not match
-            at first. They begin at their earliest offset; send `Looked` too.
+            at first. They begin at their earliest offset; send `StartOffsetsLookedUp` too.
     """
 
     term: int
@@ -179,10 +179,10 @@ class Starts:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
+class ResetOrder:
     """The control plane's order to return to the last complete checkpoint, or to the initial state.
 
-    The member requests start offsets with `AskStarts` after it has sent `WasReset`.
+    The member requests start offsets with `StartOffsetsRequest` after it has sent `MemberWasReset`.
 
     Attributes:
         epoch: of what is staged from now on; it names the attempt.
@@ -198,7 +198,7 @@ class Reset:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopOrder:
     """The control plane's order to end: the region has stopped, or the member leaves.
 
     `cause` is empty if the member asked to leave.
@@ -209,7 +209,19 @@ class Stop:
     remedy: str
 
 
-Order = Welcome | Refused | Members | Drain | Checkpoint | Identify | Completed | Publish | Starts | Reset | Stop
+Order = (
+    RegistrationAccepted
+    | RegistrationRefused
+    | MemberNamesChanged
+    | DrainOrder
+    | ContributeOrder
+    | GroupGenerationRequest
+    | CheckpointCompleted
+    | PublishOrder
+    | StartOffsetsAnswer
+    | ResetOrder
+    | StopOrder
+)
 """An order of the control plane to a member."""
 
 
@@ -217,7 +229,7 @@ Order = Welcome | Refused | Members | Drain | Checkpoint | Identify | Completed 
 
 
 @dataclass(frozen=True, slots=True)
-class Register:
+class RegistrationRequest:
     """The registration request of a member, for the first time or with a new control plane.
 
     Attributes:
@@ -260,7 +272,7 @@ class Register:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveRequest:
     """A member's request to leave: with the next complete checkpoint, or at once if its query holds no partitions.
 
     A member that reads with a consumer counts as a query of its own.
@@ -268,7 +280,7 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
-class Drained:
+class MemberDrained:
     """A member's report that no table is in progress, and the offsets of submitted records are committed."""
 
     cut: CheckpointAttempt
@@ -283,7 +295,7 @@ class DrainFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Contributed:
+class ContributionReport:
     """A member's report with its contribution to a checkpoint: offsets, staged keys and state."""
 
     cut: CheckpointAttempt
@@ -291,7 +303,7 @@ class Contributed:
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class RevokedPartitionsHeld:
     """A member's report that it keeps revoked partitions until a complete checkpoint has all that it read of them."""
 
 
@@ -307,7 +319,7 @@ class AssignmentChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class AskStarts:
+class StartOffsetsRequest:
     """A member's request for the start offsets of partitions that its group has assigned to it."""
 
     number: int
@@ -315,7 +327,7 @@ class AskStarts:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class StartOffsetsLookedUp:
     """A member's report of the start offsets that it has looked up, for partitions that nobody has read.
 
     Attributes:
@@ -331,12 +343,12 @@ class Looked:
 
 
 @dataclass(frozen=True, slots=True)
-class AskCheckpoint:
+class CheckpointRequest:
     """A request for a checkpoint, by an operator or an application."""
 
 
 @dataclass(frozen=True, slots=True)
-class Emptying:
+class EmptySinksConfirmation:
     """The confirmation that a reset to the initial state may delete published rows.
 
     Attributes:
@@ -349,7 +361,7 @@ class Emptying:
 
 
 @dataclass(frozen=True, slots=True)
-class AskReset:
+class RegionResetRequest:
     """A request for a reset of the region, by a member or an operator.
 
     Attributes:
@@ -363,7 +375,7 @@ class AskReset:
     cause: str
     forced: bool = False
     initial: bool = False
-    confirms: Emptying | None = None
+    confirms: EmptySinksConfirmation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,19 +387,19 @@ class UnrecoverableFailure:
 
 
 @dataclass(frozen=True, slots=True)
-class WasReset:
+class MemberWasReset:
     """A member's report that it has reset: it reads again, in this epoch."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class CheckpointPublished:
     """A member's report that a sink shows a checkpoint, whichever member has published it.
 
     Attributes:
         sequence: the checkpoint's id.
-        place: the sink of the `Publish` order.
+        place: the sink of the `PublishOrder` order.
     """
 
     sequence: int
@@ -401,7 +413,7 @@ class PublishFailed:
     Attributes:
         sequence: the checkpoint's id.
         cause: the error.
-        place: the sink of the `Publish` order.
+        place: the sink of the `PublishOrder` order.
     """
 
     sequence: int
@@ -410,7 +422,7 @@ class PublishFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingForSink:
     """A member's report that it waits for its sink, and the checkpoint with it; an empty cause ends the wait.
 
     Attributes:
@@ -425,22 +437,22 @@ class Waiting:
 
 
 Report = (
-    Register
-    | Leave
-    | Drained
+    RegistrationRequest
+    | LeaveRequest
+    | MemberDrained
     | DrainFailed
-    | Contributed
-    | Holding
+    | ContributionReport
+    | RevokedPartitionsHeld
     | AssignmentChanged
-    | AskStarts
-    | Looked
-    | AskCheckpoint
-    | AskReset
+    | StartOffsetsRequest
+    | StartOffsetsLookedUp
+    | CheckpointRequest
+    | RegionResetRequest
     | UnrecoverableFailure
-    | WasReset
-    | Published
+    | MemberWasReset
+    | CheckpointPublished
     | PublishFailed
-    | Waiting
+    | WaitingForSink
 )
 """A report of a member to the control plane."""
 
@@ -449,8 +461,8 @@ Report = (
 
 
 @dataclass(frozen=True, slots=True)
-class Describe:
-    """An operator's request for the description of the region, `RegionSeen`."""
+class DescribeRegion:
+    """An operator's request for the description of the region, `RegionStatus`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,11 +478,11 @@ class ResumeRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
+class KeepAlive:
     """A keep-alive message: an end of a connection that receives nothing for too long takes the other for dead."""
 
 
-Ask = Describe | StopMember | ResumeRegion | Alive
+Ask = DescribeRegion | StopMember | ResumeRegion | KeepAlive
 """A request of a client that need not be a member."""
 
 
@@ -521,7 +533,7 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class RegionSeen:
+class RegionStatus:
     """The state of a region, as its control plane describes it to operators.
 
     Attributes:
@@ -553,11 +565,11 @@ class RegionSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Declined:
-    """The control plane's refusal of a reset to the initial state (`AskReset`), of which nothing was carried out."""
+class ResetDeclined:
+    """The control plane's refusal of a `RegionResetRequest` to the initial state; nothing of it was carried out."""
 
     why: str
 
 
-Answer = RegionSeen | Declined | Alive
+Answer = RegionStatus | ResetDeclined | KeepAlive
 """The answer to such a request."""

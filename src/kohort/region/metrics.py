@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kohort.region.consuming.settings import MemberMetrics
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.region.states import RegionState
 
 MEMBERS = (
@@ -55,7 +55,7 @@ class RegionExporter(Collector):
     """
 
     def __init__(
-        self, region: str, members: Callable[[], Iterable[MeasuredMember]], plane: Callable[[], RegionSeen | None]
+        self, region: str, members: Callable[[], Iterable[MeasuredMember]], plane: Callable[[], RegionStatus | None]
     ) -> None:
         self._region, self._members, self._plane = region, members, plane
 
@@ -100,7 +100,7 @@ class RegionExporter(Collector):
         yield from gauges.values()
         yield from (sequences, resets, letters)
 
-    def _of_plane(self, seen: RegionSeen) -> Iterator[Metric]:
+    def _of_plane(self, seen: RegionStatus) -> Iterator[Metric]:
         values = {
             "term": float(seen.term),
             "epoch": float(seen.epoch),

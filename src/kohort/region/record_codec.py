@@ -18,13 +18,12 @@ import msgspec
 
 from kohort.errors import CorruptDataError, ErrorCode, InvalidInputError
 from kohort.region.records import (
-    Began,
-    Birth,
-    Claim,
     Contribution,
-    Epoch,
+    EpochBegun,
     Fact,
-    Initial,
+    GroupClaim,
+    InitialOffset,
+    InitialTopics,
     KeyedStateHead,
     Manifest,
     OffsetSpan,
@@ -45,33 +44,34 @@ _KINDS: dict[str, type[Fact]] = {
     kind.__name__.lower(): kind
     for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, StoppedMembers, Shown)
 }
+_NAMES: dict[type[Fact], str] = {kind: name for name, kind in _KINDS.items()}
 
 
 _NO_KEY = ValueError, TypeError, RecursionError
 """Errors of a key that no region wrote. A stranger's may be nested deeper than Python's decoder goes."""
 
 
-def key_of(fact: Fact) -> bytes:
+def encode_fact_key(fact: Fact) -> bytes:
     """Return the key of a fact's record: a later record of the same key replaces it in the compacted topic."""
     match fact:
-        case Claim(group, region):
+        case GroupClaim(group, region):
             about: list[Any] = [group, region]
-        case Initial(region, group, topic, topic_id, partition):
+        case InitialOffset(region, group, topic, topic_id, partition):
             about = [region, group, topic, topic_id.hex, partition]
-        case Began(region, group):
+        case InitialTopics(region, group):
             about = [region, group]
         case Contribution(region, sequence):
             about = [region, sequence, fact.member]
         case Manifest():
             about = [fact.region, fact.sequence]
-        case Shown(region, place):
+        case PublishedCheckpoint(region, place):
             about = [region, place]
         case _:
             about = [fact.region]
-    return msgspec.json.encode([type(fact).__name__.lower(), *about])
+    return msgspec.json.encode([_NAMES[type(fact)], *about])
 
 
-def value_of(fact: Fact) -> bytes:
+def encode_fact_value(fact: Fact) -> bytes:
     """Encode a fact, a data class of `records`, as the value of a Kafka record.
 
     Raises:
@@ -97,7 +97,7 @@ def value_of(fact: Fact) -> bytes:
 
 
 def _too_large(fact: Fact, size: int) -> str:
-    text = f"{type(fact).__name__} {key_of(fact).decode()} takes {size} bytes, more than {RECORD_BYTES_MAX}"
+    text = f"{type(fact).__name__} {encode_fact_key(fact).decode()} takes {size} bytes, more than {RECORD_BYTES_MAX}"
     if isinstance(fact, Contribution):
         units = len(fact.keys) + len(fact.letter_keys)
         text += f": {len(fact.state)} of state, {len(fact.spans)} partitions, {units} staged units"
@@ -126,8 +126,8 @@ def decode_fact(key: bytes, value: bytes) -> Fact:
         raise
     except (ValueError, TypeError, LookupError, RecursionError, msgspec.MsgspecError) as error:
         raise CorruptDataError(f"no record of a region: {error!r}") from error
-    if key_of(fact) != key:
-        raise CorruptDataError(f"the key {key!r} belongs to another record than {key_of(fact)!r}")
+    if encode_fact_key(fact) != key:
+        raise CorruptDataError(f"the key {key!r} belongs to another record than {encode_fact_key(fact)!r}")
     return fact
 
 

@@ -64,7 +64,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class GroupClaim:
     """A record by which a region takes a consumer group for itself; the first such record in the log is valid.
 
     Attributes:
@@ -79,7 +79,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class RegionCreated:
     """A record of the creation of a region. Names may be used again, ids are not."""
 
     region: str
@@ -88,7 +88,7 @@ class Birth:
 
 
 @dataclass(frozen=True, slots=True)
-class Term:
+class TermBegun:
     """A record of the beginning of a control plane's term; the newest term is the present one.
 
     Attributes:
@@ -107,7 +107,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochBegun:
     """A record of the beginning of an epoch, with each reset and each start of a member; the newest is the present one.
 
     Attributes:
@@ -126,7 +126,7 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
-class Initial:
+class InitialOffset:
     """A record of the offset at which the region began to read a partition."""
 
     region: str
@@ -139,7 +139,7 @@ class Initial:
 
 
 @dataclass(frozen=True, slots=True)
-class Began:
+class InitialTopics:
     """A record of the topics that a group's pattern matched when the group began to read.
 
     Partitions of topics that match later begin at the earliest offset.
@@ -171,7 +171,7 @@ class OffsetSpan:
     state: KeyedStateHead | None = None
 
 
-def part_of(given: Position | OffsetSpan | Initial) -> Part:
+def to_part(given: Position | OffsetSpan | InitialOffset) -> Part:
     """Return the partition of which a position, a span or an initial offset is."""
     return Part(given.group, given.topic, given.partition, given.topic_id)
 
@@ -290,7 +290,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class RegionStopped:
     """A record that the region was stopped; with an empty cause, that it was resumed."""
 
     region: str

@@ -22,12 +22,12 @@ from kohort.io.platforms import require_posix
 from kohort.region import messages
 from kohort.region.admission import Applicant, admit_member
 from kohort.region.agreement import compare_sink_with_topic
-from kohort.region.consumer import CallingThreads, RegionConsumer
+from kohort.region.consumer import RegionConsumer, ThreadsInsideMethods
 from kohort.region.consuming.event_thread import EventThread
 from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig, MemberSettings, split_member_options
 from kohort.region.consuming.staging import RowStager
-from kohort.region.consuming.starts import start_of
+from kohort.region.consuming.starts import parse_start_option
 from kohort.region.consuming.work_queue import RecordQueue
 from kohort.region.control_plane.state import RegionConfig
 from kohort.region.keyed_state.place import KeyedState
@@ -35,10 +35,10 @@ from kohort.region.keyed_state.states import KeyedStates
 from kohort.region.leader_election import LeaderElection
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import MemberBehaviour
-from kohort.region.message_codec import decode_order, encode
+from kohort.region.message_codec import decode_order, encode_message
 from kohort.region.region_key import KEY_VARIABLE, is_given_by_operator, region_key
 from kohort.region.region_log import RegionLogView
-from kohort.region.region_topic import client_id_of
+from kohort.region.region_topic import member_client_id
 from kohort.region.server import ControlPlane
 from kohort.region.sinks import Sink, name_of_sink, stored_name_and_sequence
 from kohort.region.sinks.dead_letters import DEAD_LETTER, check_dead_letters
@@ -163,7 +163,7 @@ class Region(ClosedOnExit):
         self._counted: set[MeasuredMember] = set()
         self._lock = threading.RLock()  # a signal's handler may close a member while this thread holds it
         self._pid = os.getpid()
-        self._callers, self._closes_later, self._closing, self._closed = CallingThreads(), False, 0, False
+        self._callers, self._closes_later, self._closing, self._closed = ThreadsInsideMethods(), False, 0, False
         self._metrics = None if metrics_listen is None else self._serve_metrics(*at, access)
 
     def _serve_metrics(self, host: str, port: int, access: ServerAccess) -> MetricsServer:
@@ -185,11 +185,11 @@ class Region(ClosedOnExit):
 
     def export_metrics_of(self, member: MeasuredMember) -> None:
         """Export the metrics of a member that `consumer` did not create, such as a Spark query's."""
-        with self._callers.enter(), self._lock:
+        with self._callers.mark_current_thread(), self._lock:
             self._counted.add(member)
 
-    def _plane_seen(self) -> messages.RegionSeen | None:
-        plane = self._election.plane()
+    def _plane_seen(self) -> messages.RegionStatus | None:
+        plane = self._election.running_control_plane()
         return None if plane is None else plane.describe()
 
     @property
@@ -238,7 +238,7 @@ class Region(ClosedOnExit):
             raise InvalidInputError("say what a member reads: topics, or a pattern")
         own, settings = split_member_options(options)
         check_dead_letters(own.on_bad_record, into, own.dead_letters)
-        begin = start_of(own.start, own.auto_offset_reset)
+        begin = parse_start_option(own.start, own.auto_offset_reset)
         group_id = settings.get("group_id")
         if not group_id:
             raise InvalidInputError("a member of a region is a member of a group: say group_id")
@@ -277,7 +277,7 @@ class Region(ClosedOnExit):
         if place is None:
             return None
         bound = place.bind(region_id)
-        bound.check()
+        bound.check_access()
         return KeyedStates(bound, place.work_folder)
 
     def admit(
@@ -312,7 +312,7 @@ class Region(ClosedOnExit):
             KafkaError: the topic can't be read.
         """
         with self._call("state_of"):
-            return self._home.saved().states().get(member)
+            return self._home.read_saved_facts().application_states().get(member)
 
     def create_group_consumer(self, name: str, settings: Mapping[str, Any]) -> Consumer:
         """Create the Kafka consumer of a member: it commits nothing by itself, and has no start offset of its own.
@@ -325,7 +325,7 @@ class Region(ClosedOnExit):
         if clash:
             raise InvalidInputError(f"{', '.join(clash)}: the region decides that")
         own: dict[str, Any] = {
-            "client_id": client_id_of(self.name, name),
+            "client_id": member_client_id(self.name, name),
             "partition_assignment_strategy": ("cooperative-sticky",),
             "fetch_max_bytes": FETCH_MAX_BYTES,
             **self._settings,
@@ -345,12 +345,12 @@ class Region(ClosedOnExit):
             return self._election.connect_to_control_plane()
 
     def _forget_member(self, member: RegionConsumer) -> None:
-        with self._callers.enter(), self._lock:
+        with self._callers.mark_current_thread(), self._lock:
             self._consumers.discard(member)
 
     # -- operators
 
-    def describe(self, timeout_s: float = ANSWER_S) -> messages.RegionSeen:
+    def describe(self, timeout_s: float = ANSWER_S) -> messages.RegionStatus:
         """Return the control plane's description of the region.
 
         Args:
@@ -360,7 +360,7 @@ class Region(ClosedOnExit):
             TimedOutError: the control plane does not answer.
         """
         with self._call("describe"):
-            return self._ask(messages.Describe(), timeout_s=timeout_s)
+            return self._ask(messages.DescribeRegion(), timeout_s=timeout_s)
 
     def complete(self) -> int:
         """Return the id of the last checkpoint that all sinks show; 0: none. Readers of several sinks read up to it.
@@ -458,7 +458,7 @@ class Region(ClosedOnExit):
     def _resume(self) -> None:
         self._ask(messages.ResumeRegion())
         until_s = time.monotonic() + ANSWER_S
-        while (stopped := self._home.saved().stopped) is not None and stopped.cause:
+        while (stopped := self._home.read_saved_facts().stopped) is not None and stopped.cause:
             if time.monotonic() > until_s:
                 raise TimedOutError(f"region {self.name} could not be told to go on within {ANSWER_S:g} s")
             time.sleep(0.05)
@@ -466,7 +466,7 @@ class Region(ClosedOnExit):
     def serve(self) -> ControlPlane:
         """Become the region's control plane, until another process takes over or `close` is called."""
         with self._call("serve"):
-            return self._election.serve()
+            return self._election.become_control_plane()
 
     def wait_until_replaced(self, timeout_s: float) -> bool:
         """Wait until this application no longer serves the region; return False if it still does after the timeout.
@@ -504,7 +504,7 @@ class Region(ClosedOnExit):
     def _adopt(self, into: Sink) -> None:
         if self._is_served():
             raise InvalidInputError(f"region {self.name} has a control plane: end its applications first")
-        birth = self._home.saved().birth
+        birth = self._home.read_saved_facts().birth
         if birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, birth.region_id)
@@ -524,12 +524,12 @@ class Region(ClosedOnExit):
             return self._compared(into)
 
     def _compared(self, into: Sink) -> str:
-        saved = self._home.saved()
+        saved = self._home.read_saved_facts()
         if saved.birth is None:
             raise InvalidInputError(f"there is no region {self.name!r}: nothing is there to agree with")
         sink = into.bind(self.name, saved.birth.region_id)
         found = compare_sink_with_topic(
-            self.name, sink.place, sink.published(), saved.known(self.name, 0).bounds(sink.place)
+            self.name, sink.place, sink.published(), saved.to_region_facts(self.name, 0).sink_id_bounds(sink.place)
         )
         return "" if found is None else found.cause
 
@@ -554,7 +554,7 @@ class Region(ClosedOnExit):
         with self._call("delete"):
             folder = ""
             with suppress(InvalidInputError):  # no record is valid: which states they name is unknown
-                saved = self._home.saved()
+                saved = self._home.read_saved_facts()
                 last = saved.manifests.get(saved.sequence)
                 if last is not None and any(position.state is not None for position in last.positions):
                     folder = last.region_id.hex
@@ -570,29 +570,29 @@ class Region(ClosedOnExit):
         Raises:
             InvalidInputError: such a handler has made this call.
         """
-        if self._callers.has_this_thread():
+        if self._callers.includes_current_thread():
             raise InvalidInputError(
                 f"{method} was called by a signal's handler that interrupted another call of region {self.name} on the "
                 "same thread: set a flag there, or call it from another thread"
             )
         try:
-            with self._callers.enter():
+            with self._callers.mark_current_thread():
                 yield
         finally:
             if self._closes_later:
                 self._closes_later = False
                 self.close()
 
-    def _ask(self, *said: messages.Report | messages.Ask, timeout_s: float = ANSWER_S) -> messages.RegionSeen:
+    def _ask(self, *said: messages.Report | messages.Ask, timeout_s: float = ANSWER_S) -> messages.RegionStatus:
         link = self._reach(timeout_s)
         try:
-            for message in (*said, messages.Describe()):
-                link.send(encode(message))
-            for body in link.bodies(timeout_s):
+            for message in (*said, messages.DescribeRegion()):
+                link.send(encode_message(message))
+            for body in link.receive_bodies(timeout_s):
                 answer = decode_order(body)
-                if isinstance(answer, messages.Declined):
+                if isinstance(answer, messages.ResetDeclined):
                     raise InvalidInputError(f"region {self.name} declines the request: {answer.why}")
-                if isinstance(answer, messages.RegionSeen):
+                if isinstance(answer, messages.RegionStatus):
                     return answer
         finally:
             link.close()
@@ -625,7 +625,7 @@ class Region(ClosedOnExit):
         ident = threading.get_ident()
         if os.getpid() != self._pid or self._closing == ident:
             return
-        if self._callers.has_this_thread():
+        if self._callers.includes_current_thread():
             self._closes_later = True
             for member in list(self._consumers):
                 member.request_close()

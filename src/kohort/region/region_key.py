@@ -72,7 +72,7 @@ class RegionKey:
         """Return whether a seal begins with the id of this key. Only `verifies` proves that the key made the seal."""
         return seal[:_ID_BYTES] == self._id()
 
-    def token(self, region: str, term: int) -> bytes:
+    def term_secret(self, region: str, term: int) -> bytes:
         """Return the secret that both ends of a connection to the control plane prove, for one region and term."""
         return self._derived(f"connections of {region} in term {term}")
 

@@ -30,10 +30,10 @@ from kohort.io.channel import Link
 from kohort.region.agreement import records_after_adoption
 from kohort.region.control_plane.events import MemberOffsets, OutsideClient
 from kohort.region.control_plane.state import RegionFacts
-from kohort.region.fact_table import FactTable, TrustingFactTable, seal_headers
+from kohort.region.fact_table import FactTable, UnverifiedFactTable, seal_headers
 from kohort.region.leader_election import ControlPlaneAddress
-from kohort.region.record_codec import checkpoint_tombstones, key_of, value_of
-from kohort.region.records import Birth, Claim, Contribution, Fact, Manifest, Part, Position, Term
+from kohort.region.record_codec import checkpoint_tombstones, encode_fact_key, encode_fact_value
+from kohort.region.records import Contribution, Fact, GroupClaim, Manifest, Part, Position, RegionCreated, TermBegun
 from kohort.region.region_key import RecordAuthor, RegionKey, existing_key, random_key, region_key
 from kohort.region.region_topic import (
     CLAIMS,
@@ -46,8 +46,8 @@ from kohort.region.region_topic import (
     group_claim_key,
     is_member_client_id,
     owning_claim,
-    partition_of,
-    transactional_id_of,
+    region_partition,
+    region_transactional_id,
 )
 from kohort.region.server import FINAL, OffsetsRefusal, RegionLog, TermOverError, UnknownOutcomeError
 
@@ -104,14 +104,14 @@ class RegionLogView:
         found = self.__dict__.get("_key") or self._given or existing_key()
         return self._unsealed if found is None else found
 
-    def token(self, term: int) -> bytes:
+    def term_secret(self, term: int) -> bytes:
         """Return the shared secret of a term.
 
         A member and the control plane prove it to each other when they connect.
         """
-        return self._key.token(self._region, term)
+        return self._key.term_secret(self._region, term)
 
-    def partitions(self) -> int:
+    def partition_count(self) -> int:
         """Return the number of partitions of `__kohort_regions`; create the topic if it is missing."""
         with self._lock:
             if not self._partitions:
@@ -125,14 +125,14 @@ class RegionLogView:
                 self._partitions = check_regions_topic(self._servers, self._settings)
             return self._partitions
 
-    def follow(self, partition: int | None = None) -> list[Fact]:
+    def read_facts(self, partition: int | None = None) -> list[Fact]:
         """Read a partition of the topic to its end; return its current valid records (facts). No topic: return none.
 
         `partition` None: read the partition that has this region's records.
         """
-        return self.reader(partition).follow() if self.count_existing_partitions() else []
+        return self.topic_reader(partition).read_all_facts() if self.count_existing_partitions() else []
 
-    def reader(self, partition: int | None = None) -> TopicReader:
+    def topic_reader(self, partition: int | None = None) -> TopicReader:
         """Return the cached reader of one partition of `__kohort_regions`.
 
         `partition` None: read the partition that has this region's records.
@@ -145,12 +145,12 @@ class RegionLogView:
             raise NotFoundError(f"there is no topic {TOPIC}: no region has begun")
         with self._lock:
             key = self._reading_key()
-            number = partition_of(self._region, partitions) if partition is None else partition
+            number = region_partition(self._region, partitions) if partition is None else partition
             if (number, key.name) not in self._readers:
                 self._readers[number, key.name] = TopicReader(self._servers, self._settings, number, key, self._region)
             return self._readers[number, key.name]
 
-    def saved(self) -> SavedFacts:
+    def read_saved_facts(self) -> SavedFacts:
         """Return the region's current records, read up to the end of its partition; empty if the topic does not exist.
 
         Raises:
@@ -158,17 +158,17 @@ class RegionLogView:
         """
         if not self.count_existing_partitions():
             return SavedFacts()
-        reader = self.reader()
-        saved = facts_of_region(self._region, reader.follow(), reader.table.ignored_because)
+        reader = self.topic_reader()
+        saved = facts_of_region(self._region, reader.read_all_facts(), reader.table.ignored_because)
         saved.refuse_if_all_ignored(self._region)
         return saved
 
     def newest_address(self) -> ControlPlaneAddress | None:
         """Return the address of the control plane that began the newest term; None: no control plane has begun yet."""
-        term = self.saved().term
+        term = self.read_saved_facts().term
         if term is None:
             return None
-        return ControlPlaneAddress(term.term, term.host, term.port, self.token(term.term), term.pin)
+        return ControlPlaneAddress(term.term, term.host, term.port, self.term_secret(term.term), term.pin)
 
     def region_id(self, reach: Callable[[], Link]) -> UUID:
         """Return the region's UUID, which its first control plane creates.
@@ -190,7 +190,7 @@ class RegionLogView:
                 if time.monotonic() > until_s:
                     raise TimedOutError(f"region {self._region} has no control plane: {error}") from error
                 time.sleep(0.1)
-        birth = self.saved().birth
+        birth = self.read_saved_facts().birth
         if birth is None:
             raise TimedOutError(f"region {self._region} has a control plane and no beginning")
         return birth.region_id
@@ -203,7 +203,7 @@ class RegionLogView:
         Raises:
             InvalidInputError: another region has claimed the group, or the group has members outside the region.
         """
-        claimed = owning_claim(group, self.follow(CLAIMS))
+        claimed = owning_claim(group, self.read_facts(CLAIMS))
         if claimed is not None:
             self._refuse_claimed(claimed)
         with Admin(self._servers, **self._settings) as admin:
@@ -221,25 +221,25 @@ class RegionLogView:
                 "stop them, or give the region a group of its own"
             )
 
-    def claim(self, group: str) -> None:
+    def claim_group(self, group: str) -> None:
         """Claim a consumer group for this region by a record in the topic, unless the region has claimed it before.
 
         Raises:
             InvalidInputError: another region has claimed the group.
         """
-        self._refuse_claimed(owning_claim(group, self.follow(CLAIMS)) or self._claim_group(group))
+        self._refuse_claimed(owning_claim(group, self.read_facts(CLAIMS)) or self._claim_group(group))
 
-    def _refuse_claimed(self, claimed: Claim) -> None:
+    def _refuse_claimed(self, claimed: GroupClaim) -> None:
         if claimed.region != self._region:
             raise InvalidInputError(
                 f"group {claimed.group!r} belongs to region {claimed.region!r} (claimed by {claimed.application}): "
                 f"use another group, or delete that region"
             )
 
-    def _claim_group(self, group: str) -> Claim:
-        mine = Claim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
-        self._put_claims([(key_of(mine), value_of(mine))])
-        first = owning_claim(group, self.follow(CLAIMS))
+    def _claim_group(self, group: str) -> GroupClaim:
+        mine = GroupClaim(group, self._region, f"{socket.gethostname()}, process {os.getpid()}", _now_ms())
+        self._put_claims([(encode_fact_key(mine), encode_fact_value(mine))])
+        first = owning_claim(group, self.read_facts(CLAIMS))
         if first is not None and first.region != self._region:
             self._put_claims([(group_claim_key(group, self._region), None)])
         return first or mine
@@ -249,8 +249,8 @@ class RegionLogView:
 
         The control plane's own transactional id would fence the control plane.
         """
-        self.partitions()
-        own = {"transactional_id": f"{transactional_id_of(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
+        self.partition_count()
+        own = {"transactional_id": f"{region_transactional_id(self._region)}/claim-{uuid4().hex}", "linger_ms": 0}
         with Producer(self._servers, **{**self._settings, **own}) as producer:
             producer.init_transactions()
             producer.begin_transaction()
@@ -270,7 +270,7 @@ class RegionLogView:
         """
         if not self.count_existing_partitions():
             return
-        if keys := self.reader(CLAIMS).claim_keys_of(self._region):
+        if keys := self.topic_reader(CLAIMS).group_claim_keys(self._region):
             self._put_claims([(key, None) for key in keys])
 
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
@@ -319,14 +319,14 @@ class RegionLogView:
         Raises:
             TermOverError: a control plane has begun a term meanwhile.
         """
-        writer = self._new_writer(TrustingFactTable(self._key, self._region))
+        writer = self._new_writer(UnverifiedFactTable(self._key, self._region))
         try:
             return writer.reseal()
         finally:
             writer.close()
 
     def _new_writer(self, table: FactTable | None = None) -> RegionLogWriter:
-        partition = partition_of(self._region, self.partitions())
+        partition = region_partition(self._region, self.partition_count())
         return RegionLogWriter(self._region, self._servers, self._settings, partition, self._key, table)
 
     # -- the control plane
@@ -357,7 +357,7 @@ class RegionLogView:
             self._readers.clear()
 
 
-def regions(
+def read_regions(
     servers: Servers, settings: Mapping[str, Any], key: RegionKey | None = None
 ) -> dict[str, tuple[SavedFacts, list[str]]]:
     """Return all regions in `__kohort_regions` by name: the records of each, and the consumer groups it has claimed.
@@ -370,17 +370,19 @@ def regions(
     facts: list[Fact] = []
     try:
         for partition in range(home.count_existing_partitions()):
-            facts += home.follow(partition)
-            ignored_because |= home.reader(partition).table.ignored_because
+            facts += home.read_facts(partition)
+            ignored_because |= home.topic_reader(partition).table.ignored_because
     finally:
         home.close()
     groups: dict[str, list[str]] = {}
     for fact in facts:
-        if isinstance(fact, Claim):
+        if isinstance(fact, GroupClaim):
             first = owning_claim(fact.group, facts)
             if first is not None and first.region == fact.region:
                 groups.setdefault(fact.region, []).append(fact.group)
-    names = sorted({fact.region for fact in facts if isinstance(fact, Birth | Claim)} | ignored_because.keys())
+    names = sorted(
+        {fact.region for fact in facts if isinstance(fact, RegionCreated | GroupClaim)} | ignored_because.keys()
+    )
     return {name: (facts_of_region(name, facts, ignored_because), sorted(groups.get(name, ()))) for name in names}
 
 
@@ -453,19 +455,19 @@ class RegionLogWriter:
         self._term = 0
         saved = self._settled()
         if self._producer is not None and (
-            why := self._reader.table.other_key_reason(self._region, self._producer.producer_id)
+            why := self._reader.table.wrong_key_reason(self._region, self._producer.producer_id)
         ):
             saved = SavedFacts(ignored_because=why)
         saved.refuse_if_all_ignored(self._region)
         self._term = 1 if saved.term is None else saved.term.term + 1
-        term = Term(self._region, self._term, host, port, pin, _now_ms())
+        term = TermBegun(self._region, self._term, host, port, pin, _now_ms())
         self._stated, self._stated_by = term, -1  # the term itself states its producer
         facts: list[Fact] = [term]
         if saved.birth is None:
-            saved.birth = Birth(self._region, uuid4(), _now_ms())
+            saved.birth = RegionCreated(self._region, uuid4(), _now_ms())
             facts.append(saved.birth)
         self._write_facts(facts)
-        return saved.known(self._region, self._term)
+        return saved.to_region_facts(self._region, self._term)
 
     def _settled(self) -> SavedFacts:
         """Fence earlier producers, so that no transaction is pending any more; then return the current records."""
@@ -497,7 +499,7 @@ class RegionLogWriter:
     def _new_producer(self) -> Producer:
         """Create the transactional producer; the caller must call `init_transactions` on it."""
         own = {
-            "transactional_id": transactional_id_of(self._region),
+            "transactional_id": region_transactional_id(self._region),
             "transaction_timeout_ms": TRANSACTION_MS,
             "linger_ms": 0,
         }
@@ -505,7 +507,7 @@ class RegionLogWriter:
 
     def _followed(self) -> SavedFacts:
         """Read the topic to its end and return the region's records; raise TermOverError if another term has begun."""
-        saved = facts_of_region(self._region, self._reader.follow(), self._reader.table.ignored_because)
+        saved = facts_of_region(self._region, self._reader.read_all_facts(), self._reader.table.ignored_because)
         if self._term and saved.term is not None and saved.term.term != self._term:
             raise TermOverError(f"term {saved.term.term} has begun")
         return saved
@@ -540,7 +542,7 @@ class RegionLogWriter:
             ) from error  # the same facts are written again, whether they were committed or not
 
     def _write_facts(self, facts: Iterable[Fact]) -> None:
-        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        records = [(encode_fact_key(fact), encode_fact_value(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 
     def commit(
@@ -555,9 +557,9 @@ class RegionLogWriter:
                 for each member whose offsets the group coordinator rejected.
         """
         records: list[tuple[bytes, bytes | None]] = [
-            (key_of(contribution), value_of(contribution)) for contribution in contributions
+            (encode_fact_key(contribution), encode_fact_value(contribution)) for contribution in contributions
         ]
-        records.append((key_of(manifest), value_of(manifest)))
+        records.append((encode_fact_key(manifest), encode_fact_value(manifest)))
         old = [sequence for sequence in self._members if sequence <= manifest.sequence - KEPT]
         away = set(manifest.away.items())
         for sequence in old:
@@ -604,7 +606,7 @@ class RegionLogWriter:
         if self._stated is None or self._stated_by in (-1, author.producer_id):
             return []
         self._stated = replace(self._stated, stated=self._stated.stated + 1)
-        return [(key_of(self._stated), value_of(self._stated))]
+        return [(encode_fact_key(self._stated), encode_fact_value(self._stated))]
 
     def _transact(self, fill: Callable[[Producer], T], commits: Callable[[T], bool] = lambda _: True) -> T:
         """Run one transaction, and return what `fill` returns.
@@ -676,9 +678,9 @@ class RegionLogWriter:
     def adopt(self, place: str, previous_name: str, published_sequence: int) -> None:
         """Write the records with which the region continues from a sink's last checkpoint (`RegionLogView.adopt`)."""
         facts = records_after_adoption(
-            self._settled().history(self._region), place, previous_name, published_sequence, _now_ms()
+            self._settled().adoption_history(self._region), place, previous_name, published_sequence, _now_ms()
         )
-        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        records = [(encode_fact_key(fact), encode_fact_value(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
 
     def delete_region(self) -> None:
@@ -687,23 +689,25 @@ class RegionLogWriter:
         Group claims stay.
         """
         self._settled()
-        keys = self._reader.table.keys_of(self._region)
+        keys = self._reader.table.record_keys_of_region(self._region)
         self._transact(lambda producer: self._send_records(producer, [(key, None) for key in keys]))
 
     def reseal(self) -> int:
         """Write all records of the region once more, sealed with this process's key; return how many they are.
 
-        The reader must accept records of any key (`TrustingFactTable`).
+        The reader must accept records of any key (`UnverifiedFactTable`).
         """
         term = self._settled().term
-        facts = [fact for fact in self._reader.table.in_order() if fact.region == self._region and fact != term]
+        facts = [
+            fact for fact in self._reader.table.facts_in_log_order() if fact.region == self._region and fact != term
+        ]
         if term is not None:
             facts.insert(0, replace(term, stated=term.stated + 1))
-        records = [(key_of(fact), value_of(fact)) for fact in facts]
+        records = [(encode_fact_key(fact), encode_fact_value(fact)) for fact in facts]
         self._transact(lambda producer: self._send_records(producer, records))
         return len(records)
 
-    def settle(self) -> int:
+    def resolve_pending_commit(self) -> int:
         """Find out which checkpoint was committed last, after the answer to a commit was lost; return its sequence.
 
         A new producer is initialised first, so that the pending transaction is committed or aborted before the topic is
@@ -718,7 +722,7 @@ class RegionLogWriter:
 
     # -- clients outside the region
 
-    def outsiders(
+    def find_outside_clients(
         self, group: str, parts: tuple[Part, ...], members: frozenset[str]
     ) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.

@@ -25,15 +25,14 @@ from kohort.ids import TopicPartition
 from kohort.region.agreement import AdoptionHistory
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.fact_table import FactTable, IgnoredRecordLog, StoredRecord, apply_valid_records
-from kohort.region.record_codec import key_of
+from kohort.region.record_codec import encode_fact_key
 from kohort.region.records import (
-    Began,
-    Birth,
-    Claim,
     Contribution,
-    Epoch,
+    EpochBegun,
     Fact,
-    Initial,
+    GroupClaim,
+    InitialOffset,
+    InitialTopics,
     Manifest,
     Part,
     Position,
@@ -42,8 +41,8 @@ from kohort.region.records import (
     StoppedMembers,
     Term,
     groups_reserved_by_states,
-    part_of,
     staged_keys_by_sink,
+    to_part,
 )
 from kohort.region.region_key import KEY_VARIABLE, SEAL, RecordAuthor, RegionKey
 
@@ -58,7 +57,7 @@ _FETCH_BYTES = 1 << 20
 """Bytes of a fetch: three are held, and a member keeps its reader. The log of two hours is read in sixteen."""
 
 
-def partition_of(region: str, partitions: int) -> int:
+def region_partition(region: str, partitions: int) -> int:
     """Return the partition of `__kohort_regions` that has a region's records: by the CRC-32 (ISO-HDLC) of its name.
 
     Partition 0 is left out: it has the claims of consumer groups.
@@ -167,7 +166,7 @@ class SavedFacts:
         manifests: the manifests of the last complete checkpoints, by sequence.
         contributions: the members' acknowledgements of checkpoints, by sequence and member.
         shown: the last sequence that each sink is known to have published.
-        ignored_because: why the records of a region without a `Birth` are ignored; empty: there are none.
+        ignored_because: why the records of a region without a `RegionCreated` are ignored; empty: there are none.
     """
 
     birth: Birth | None = None
@@ -179,7 +178,7 @@ class SavedFacts:
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
-    shown: dict[str, Shown] = field(default_factory=dict)
+    shown: dict[str, PublishedCheckpoint] = field(default_factory=dict)
     ignored_because: str = ""
 
     @property
@@ -206,13 +205,13 @@ class SavedFacts:
     def add(self, fact: Fact) -> None:
         """Apply the next valid record of the region, in the order of the log; it replaces an earlier one of its key."""
         match fact:
-            case Birth():
+            case RegionCreated():
                 self.birth = fact
-            case Term():
+            case TermBegun():
                 self.term = fact
-            case Epoch():
+            case EpochBegun():
                 self.epoch = fact
-            case Stopped():
+            case RegionStopped():
                 self.stopped = fact
             case StoppedMembers():
                 self.stopped_members = fact.members
@@ -224,12 +223,12 @@ class SavedFacts:
                 self.manifests[fact.sequence] = fact
             case Contribution():
                 self.contributions.setdefault(fact.sequence, {})[fact.member] = fact
-            case Shown():
+            case PublishedCheckpoint():
                 self.shown[fact.place] = fact
-            case Claim():
+            case GroupClaim():
                 pass
 
-    def states(self) -> dict[str, bytes]:
+    def application_states(self) -> dict[str, bytes]:
         """Return each member's saved application state (`state` of its acknowledgement), by member.
 
         The result has the members of the last checkpoint, and absent members whose return the region waits for.
@@ -241,10 +240,10 @@ class SavedFacts:
         given = {name: self.contributions.get(sequence, {}).get(name) for name, sequence in at.items()}
         return {name: contribution.state for name, contribution in given.items() if contribution is not None}
 
-    def history(self, region: str) -> AdoptionHistory:
+    def adoption_history(self, region: str) -> AdoptionHistory:
         """Return the records that `RegionLogView.adopt` needs: the last checkpoint, or the region's start offsets."""
         assert self.birth is not None
-        known = self.known(region, 0)
+        known = self.to_region_facts(region, 0)
         last = self.manifests.get(self.sequence)
         term = 0 if self.term is None else self.term.term
         if last is None:
@@ -257,15 +256,15 @@ class SavedFacts:
         return AdoptionHistory(
             last,
             tuple(given[name] for name in last.members if name in given),
-            known.unpublished(),
+            known.unpublished_keys(),
             self.shown,
-            self.epoch or Epoch(region, 0, term, 0, 0, "", 0),
+            self.epoch or EpochBegun(region, 0, term, 0, 0, "", 0),
         )
 
-    def known(self, region: str, term: int, region_id: UUID | None = None) -> RegionFacts:
+    def to_region_facts(self, region: str, term: int, region_id: UUID | None = None) -> RegionFacts:
         """Return the state with which a control plane begins this term: that of the last complete checkpoint.
 
-        `region_id` is needed only for a region that has no `Birth` record yet.
+        `region_id` is needed only for a region that has no `RegionCreated` record yet.
         """
         if region_id is None:
             assert self.birth is not None
@@ -292,7 +291,7 @@ class SavedFacts:
             positions=last.positions if last is not None else (),
             keys=staged_keys_by_sink(contributions),
             places=() if last is None else last.places,
-            states=self.states(),
+            states=self.application_states(),
             contributors={contribution.member: contribution.epoch for contribution in contributions},
             waiting=waiting,
             reserved=groups_reserved_by_states(contribution for contribution in waited_for if contribution is not None),
@@ -324,7 +323,7 @@ class TopicReader:
         self._ignored = IgnoredRecordLog(str(self.partition))
         self._at = 0
 
-    def follow(self) -> list[Fact]:
+    def read_all_facts(self) -> list[Fact]:
         """Read on to the partition's present end, and return all current valid records (facts) in the order of the log.
 
         Records that later ones have replaced are left out.
@@ -336,16 +335,16 @@ class TopicReader:
         with self._lock:
             for _ in self._advance():
                 pass  # those that others have replaced are not kept: the log has thousands of them
-            return self.table.in_order()
+            return self.table.facts_in_log_order()
 
-    def claim_keys_of(self, region: str) -> list[bytes]:
+    def group_claim_keys(self, region: str) -> list[bytes]:
         """Read on to the partition's present end; return the keys of a region's claims of groups, ignored ones too."""
         with self._lock:
             for _ in self._advance():
                 pass
-            return self.table.claim_keys_of(region)
+            return self.table.group_claim_keys(region)
 
-    def advance(self) -> list[Fact]:
+    def read_new_facts(self) -> list[Fact]:
         """Read on to the partition's present end; return the valid records (facts) since the last call that read.
 
         Records that later ones have replaced are included.
@@ -387,31 +386,31 @@ def facts_of_region(
     """
     saved = SavedFacts(ignored_because=ignored_because.get(region, ""))
     for fact in facts:
-        if not isinstance(fact, Claim) and fact.region == region:
+        if not isinstance(fact, GroupClaim) and fact.region == region:
             saved.add(fact)
     return saved
 
 
-def owning_claim(group: str, facts: list[Fact]) -> Claim | None:
+def owning_claim(group: str, facts: list[Fact]) -> GroupClaim | None:
     """Return the claim that decides which region owns a consumer group: the first in the log; None: there is none."""
-    return next((fact for fact in facts if isinstance(fact, Claim) and fact.group == group), None)
+    return next((fact for fact in facts if isinstance(fact, GroupClaim) and fact.group == group), None)
 
 
 def group_claim_key(group: str, region: str) -> bytes:
     """Return the key of the record by which a region claims a consumer group."""
-    return key_of(Claim(group, region, "", 0))
+    return encode_fact_key(GroupClaim(group, region, "", 0))
 
 
 def is_member_client_id(region: str, client_id: str) -> bool:
     """Return whether a Kafka client id names a member of this region, perhaps a dead one that is still in its group."""
-    return client_id.startswith(client_id_of(region, ""))
+    return client_id.startswith(member_client_id(region, ""))
 
 
-def transactional_id_of(region: str) -> str:
+def region_transactional_id(region: str) -> str:
     """Return the transactional id that all control planes of a region use, so that a new one fences the one before."""
     return f"kohort-region-{region}"
 
 
-def client_id_of(region: str, member: str) -> str:
+def member_client_id(region: str, member: str) -> str:
     """Return the Kafka client id of a region's member, `REGION/MEMBER`. A region's name never contains a `/`."""
     return f"{region}/{member}"

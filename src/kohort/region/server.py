@@ -21,15 +21,15 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from kohort.errors import InvalidInputError, KafkaError, NotAuthorizedError, RetriableError
 from kohort.io.channel import UNREAD_BYTES_MAX, AsyncLink, authenticate_caller_async
 from kohort.io.connection_gate import ConnectionGate
-from kohort.io.pinned_tls import listener_context
-from kohort.io.processes import ENDING_LOOKS_S, has_ended
+from kohort.io.pinned_tls import listener_tls_context
+from kohort.io.processes import ENDING_LOOKS_S, has_process_ended
 from kohort.region import messages
 from kohort.region.control_plane import events
 from kohort.region.control_plane.events import Effect, Event, MemberOffsets, OutsideClient
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
-from kohort.region.message_codec import decode_report, encode
-from kohort.region.messages import RegionSeen
+from kohort.region.message_codec import decode_report, encode_message
+from kohort.region.messages import RegionStatus
 from kohort.region.records import Contribution, Fact, Manifest, Part
 from kohort.settings.config import is_loopback
 
@@ -67,7 +67,7 @@ FINAL = (NotAuthorizedError, InvalidInputError)
 
 
 class UnknownOutcomeError(KafkaError):
-    """The error that a transaction may or may not have been committed; `RegionLog.settle` finds it out."""
+    """The error that a transaction may have been committed or not; `RegionLog.resolve_pending_commit` finds out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,13 @@ class RegionLog(Protocol):
             UnknownOutcomeError: the answer was lost, or does not show whether the transaction was committed.
         """
 
-    def settle(self) -> int:
+    def resolve_pending_commit(self) -> int:
         """Find out which checkpoint was committed last, after the answer to a commit was lost; return its sequence."""
 
     def raise_if_term_over(self) -> None:
         """Raise `TermOverError` if another control plane has begun a later term. Any thread may call this."""
 
-    def outsiders(
+    def find_outside_clients(
         self, group: str, parts: tuple[Part, ...], members: frozenset[str]
     ) -> tuple[OutsideClient, ...] | None:
         """Return members of a consumer group that own some of these partitions and do not belong to the region.
@@ -165,7 +165,9 @@ class RetryingFactWriter:
                 )
                 yield AGAIN_S[min(unknown, len(AGAIN_S) - 1)]
                 unknown += 1
-                if (yield from self._retry_until_written("the outcome", self._region_log.settle)) < manifest.sequence:
+                if (
+                    yield from self._retry_until_written("the outcome", self._region_log.resolve_pending_commit)
+                ) < manifest.sequence:
                     continue
                 refused = {}
             gone = frozenset(name for name, refusal in refused.items() if refusal.gone)
@@ -221,7 +223,7 @@ class ListeningSocket:
         self.socket.close()
 
 
-def listen(host: str) -> ListeningSocket:
+def open_listening_socket(host: str) -> ListeningSocket:
     """Listen on a free port of this host; use TLS with a new self-signed certificate, except on loopback.
 
     Raises:
@@ -230,7 +232,7 @@ def listen(host: str) -> ListeningSocket:
     """
     if is_loopback(host):
         return ListeningSocket(socket.create_server((host, 0), backlog=CONNECTIONS_MAX))
-    tls, pin = listener_context()
+    tls, pin = listener_tls_context()
     return ListeningSocket(socket.create_server((host, 0), backlog=CONNECTIONS_MAX), tls, pin)
 
 
@@ -298,7 +300,7 @@ class ControlPlane:
             self.over.wait()  # not for the thread: what it calls after a lost term may wait for this call's caller
         self._pool.shutdown(wait=False)
 
-    def describe(self) -> RegionSeen | None:
+    def describe(self) -> RegionStatus | None:
         """Return a description of the region for operators; None: the term has ended or has not begun.
 
         None is also the result if the control plane's thread does not answer within 5 s. Any thread except that one may
@@ -308,7 +310,7 @@ class ControlPlane:
         if loop is None or self.over.is_set():
             return None
 
-        answer: Future[RegionSeen] = Future()
+        answer: Future[RegionStatus] = Future()
         try:
             loop.call_soon_threadsafe(lambda: answer.set_result(self._machine.plane.describe_region()))
             return answer.result(DESCRIBE_S)
@@ -382,7 +384,7 @@ class ControlPlane:
         def evict_connection() -> None:
             task.cancel()
 
-        place = self._gate.enter(address, evict_connection)
+        place = self._gate.admit_connection(address, evict_connection)
         self._connections += 1
         connection, link = self._connections, None
         try:
@@ -408,16 +410,16 @@ class ControlPlane:
                 sock.close()
 
     async def _read_reports(self, connection: int, link: AsyncLink) -> None:
-        async for body in link.bodies(SILENCE_S):
+        async for body in link.receive_bodies(SILENCE_S):
             self._heard(connection, decode_report(body))
             if connection not in self._links:
                 return  # it was closed
 
     def _heard(self, connection: int, said: messages.Report | messages.Ask) -> None:
         match said:
-            case messages.Alive():
+            case messages.KeepAlive():
                 pass
-            case messages.Describe():
+            case messages.DescribeRegion():
                 self._send(connection, self._machine.plane.describe_region())
             case messages.StopMember(name):
                 self._step(events.MemberStopRequested(name))
@@ -428,7 +430,7 @@ class ControlPlane:
 
     def _send(self, connection: int, message: messages.Order | messages.Answer) -> None:
         link = self._links.get(connection)
-        if link is not None and not link.send(encode(message)):
+        if link is not None and not link.send(encode_message(message)):
             log.warning(
                 "[region %s] closing a member's connection: it does not read, and more than %s bytes wait for it",
                 self.region,
@@ -439,7 +441,7 @@ class ControlPlane:
         while True:
             await asyncio.sleep(ALIVE_S)
             for connection in list(self._links):
-                self._send(connection, messages.Alive())
+                self._send(connection, messages.KeepAlive())
 
     # -- the machine
 
@@ -455,7 +457,7 @@ class ControlPlane:
     def _plan_tick(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        due_ms = self._machine.due_ms()
+        due_ms = self._machine.next_deadline_ms()
         if due_ms is not None:
             wait_s = max(0, due_ms - _now_ms()) / 1000
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._step, events.ClockTick())
@@ -472,7 +474,7 @@ class ControlPlane:
                 self._writing.put_nowait(self._writer.save(effect))
             case events.CommitCheckpoint():
                 self._writing.put_nowait(self._writer.commit(effect))
-            case events.CheckOutsiders():
+            case events.FindOutsideClients():
                 self._spawn(self._look(effect))
             case events.CheckProcess(process):
                 self._spawn(self._look_at_process(process))
@@ -528,11 +530,11 @@ class ControlPlane:
             if self._end.is_set():
                 raise TermOverError("the control plane was closed")
 
-    async def _look(self, effect: events.CheckOutsiders) -> None:
+    async def _look(self, effect: events.FindOutsideClients) -> None:
         ids = frozenset(member.identity.member_id for member in self._machine.plane.members.values())
         try:
             found = await asyncio.get_running_loop().run_in_executor(
-                self._pool, lambda: self._region_log.outsiders(effect.group, effect.parts, ids)
+                self._pool, lambda: self._region_log.find_outside_clients(effect.group, effect.parts, ids)
             )
         except KafkaError as error:
             log.info(
@@ -544,11 +546,11 @@ class ControlPlane:
             )
             return
         if found is not None:
-            self._step(events.OutsidersChecked(effect.group, found))
+            self._step(events.OutsideClientsChecked(effect.group, found))
 
     async def _look_at_process(self, process: str) -> None:
         for pause_s in (*ENDING_LOOKS_S, 0.0):
-            if has_ended(process):
+            if has_process_ended(process):
                 self._step(events.ProcessEnded(process))
                 return
             await asyncio.sleep(pause_s)

@@ -72,7 +72,7 @@ def check_avro_schema(text: str, name: str) -> tuple[Any, int]:
         raise UnusableSchemaError(f"{name} is no Avro schema: {error}") from None
     level: list[Any] = [found]
     for _ in range(DEPTH_MAX):
-        if any(is_marked(value) for value in level):
+        if any(has_reserved_key(value) for value in level):
             raise UnusableSchemaError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _children(value)]
         if not level:
@@ -136,7 +136,7 @@ def change_fields(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]
     return schema | made
 
 
-def is_marked(value: Any) -> bool:
+def has_reserved_key(value: Any) -> bool:
     """Return whether a part of a schema has a key that fastavro reserves for schemas which it has parsed itself."""
     return isinstance(value, dict) and ("__fastavro_parsed" in value or "__named_schemas" in value)
 

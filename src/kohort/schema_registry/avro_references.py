@@ -61,7 +61,7 @@ def inline_avro_references(text: str, imports: Iterable[tuple[str, str]], name: 
     walk = _Inlining(name)
     try:
         for part in texts:
-            walk.learn(_parsed(part, name), "", 0)
+            walk.learn_types(_parsed(part, name), "", 0)
         return json.dumps(walk.node(_parsed(text, name), "", 0))
     except RecursionError:
         raise UnusableSchemaError(f"{name} is nested too deep with what it refers to") from None
@@ -82,12 +82,12 @@ class _Inlining:
         self._known: dict[str, dict[str, Any]] = {}  # definitions of the referenced schemas, by full name
         self._defined: set[str] = set()
 
-    def learn(self, schema: Any, space: str, depth: int) -> None:
+    def learn_types(self, schema: Any, space: str, depth: int) -> None:
         """Remember the types that a referenced schema defines."""
         self._check_depth(depth)
         if isinstance(schema, list):
             for branch in schema:
-                self.learn(branch, space, depth + 1)
+                self.learn_types(branch, space, depth + 1)
         if not isinstance(schema, dict):
             return
         kind = schema.get("type")
@@ -95,9 +95,9 @@ class _Inlining:
             full, space = definition_name(schema, space)
             self._known.setdefault(full, schema)
         for part in (kind if isinstance(kind, list | dict) else None, *map(schema.get, _PARTS)):
-            self.learn(part, space, depth + 1)
+            self.learn_types(part, space, depth + 1)
         for field in _fields(schema):
-            self.learn(field.get("type"), space, depth + 1)
+            self.learn_types(field.get("type"), space, depth + 1)
 
     def node(self, schema: Any, space: str, depth: int) -> Any:
         """Return a part of a schema in which names that are first used there are replaced by their definitions."""

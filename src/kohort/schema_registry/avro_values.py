@@ -9,7 +9,7 @@ from typing import Any
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.schema_registry.avro_limits import avro_schema, check_avro_schema, parsed_schema, without_defaults
-from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
+from kohort.schema_registry.prefix import PREFIX_BYTES, check_value_size, schema_prefix
 
 DECIMAL_BYTES = 64
 """Most bytes of a decimal: they hold 153 digits, and the widest decimals of databases have 76 (BigQuery, Arrow).
@@ -42,7 +42,7 @@ def avro_reader(text: str, name: str, max_bytes: int) -> Callable[[bytes], Any]:
         LOGICAL_READERS[f"{kind}-{_BOUNDED}"] = _bounded_decimal
 
     def read_value(data: bytes) -> Any:
-        check_size(data, most)
+        check_value_size(data, most)
         stream = io.BytesIO(data)
         stream.seek(PREFIX_BYTES)
         try:

@@ -15,7 +15,7 @@ from urllib.parse import urljoin
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.name_patterns import bounded_options, load_re2
-from kohort.schema_registry.prefix import PREFIX_BYTES, check_size, schema_prefix
+from kohort.schema_registry.prefix import PREFIX_BYTES, check_value_size, schema_prefix
 
 _REASON_MAX = 200
 """Characters of a reason, which has the value in it."""
@@ -31,7 +31,7 @@ def parse_json_value(data: bytes, max_bytes: int) -> Any:
     Raises:
         CorruptDataError: the value is too large, or no JSON.
     """
-    check_size(data, max_bytes)
+    check_value_size(data, max_bytes)
     try:
         return json.loads(data[PREFIX_BYTES:])
     except (ValueError, RecursionError) as error:

@@ -45,7 +45,7 @@ def schema_id(data: bytes) -> int:
     return number
 
 
-def check_size(data: bytes, most: int) -> None:
+def check_value_size(data: bytes, most: int) -> None:
     """Check the size of a value before it is read.
 
     Raises:

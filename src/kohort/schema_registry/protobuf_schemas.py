@@ -98,7 +98,7 @@ def check_installed() -> None:
         raise InvalidInputError(_MISSING) from None
 
 
-def compiled(text: str, imports: Imports, name: str, *, needs_message: bool = True) -> ProtobufSchema:
+def compile_protobuf(text: str, imports: Imports, name: str, *, needs_message: bool = True) -> ProtobufSchema:
     """Compile a Protobuf schema from its text, by protoc.
 
     Args:
@@ -337,7 +337,7 @@ class ProtobufSchema:
         """Return the schema's file as Base64, as Confluent's client for Python registers it."""
         return base64.b64encode(self.set.file[-1].SerializeToString(deterministic=True)).decode()
 
-    def identity(self) -> str:
+    def identity_text(self) -> str:
         """Return a text that two schemas share if they differ at most in comments and in the files' names."""
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
 

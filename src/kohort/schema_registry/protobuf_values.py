@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.schema_registry.prefix import check_size, schema_prefix
+from kohort.schema_registry.prefix import check_value_size, schema_prefix
 from kohort.schema_registry.protobuf_files import is_built_in
 from kohort.schema_registry.protobuf_schemas import ProtobufSchema, encode_indexes, read_indexes
 
@@ -165,7 +165,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         return message_class, to_dict, max_value_bytes_of(message, max_bytes), name
 
     def read_value(data: bytes) -> dict[str, Any]:
-        check_size(data, max_bytes)
+        check_value_size(data, max_bytes)
         indexes, at = read_indexes(data)
         if indexes in refused:
             raise CorruptDataError(refused[indexes])
@@ -173,7 +173,7 @@ def protobuf_reader(schema: ProtobufSchema, max_bytes: int) -> Callable[[bytes],
         if found is None:
             found = known[indexes] = reader_at_indexes(indexes)
         message_class, to_dict, most, name = found
-        check_size(data, most)
+        check_value_size(data, most)
         parsed = parsed_message(message_class, data[at:], name)
         try:
             return to_dict(parsed, MessageBudget())

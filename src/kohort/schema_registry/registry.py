@@ -36,7 +36,7 @@ from kohort.errors import (
 from kohort.schema_registry.avro_references import inline_avro_references
 from kohort.schema_registry.prefix import PREFIX_BYTES, VALUE_BYTES, UnusableSchemaError, schema_id
 from kohort.schema_registry.protobuf_files import is_built_in
-from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compiled
+from kohort.schema_registry.protobuf_schemas import IMPORTS_MAX, compile_protobuf
 from kohort.settings.arguments import check_call_arguments, checks_arguments
 
 SCHEMA_BYTES_MAX = 1024 * 1024
@@ -395,7 +395,7 @@ class SchemaRegistry:
         if found.kind == "PROTOBUF":
             from kohort.schema_registry.protobuf_values import protobuf_writer
 
-            made = compiled(found.text, found.imports, _name_of(found))
+            made = compile_protobuf(found.text, found.imports, _name_of(found))
             protobuf_writer(made, 0, message)  # an invalid schema is not registered
             number = found.id if schema is None else self.register(subject, schema, kind, references=references)
             return protobuf_writer(made, number, message)
@@ -790,7 +790,7 @@ def _reader_of(schema: RegisteredSchema, max_bytes: int) -> tuple[Callable[[byte
     if schema.kind == "PROTOBUF":
         from kohort.schema_registry.protobuf_values import protobuf_reader
 
-        made = compiled(schema.text, schema.imports, f"the schema {schema.id}")
+        made = compile_protobuf(schema.text, schema.imports, f"the schema {schema.id}")
         return protobuf_reader(made, max_bytes), made.counted_bytes // PARSED_SHARE
     if schema.kind == "JSON":
         from kohort.schema_registry.json_values import parse_json_value

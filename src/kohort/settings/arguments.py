@@ -8,7 +8,7 @@
     # InvalidInputError: Admin.delete_topics: topics must be a list of str, not 'abc'; write ['abc']
 
 Annotations are read at a call's first use. A method that is called for every record checks its arguments itself, with
-`Arguments.take` where something is wrong, and is marked `skips_argument_checks`.
+`Arguments.check_argument` where something is wrong, and is marked `skips_argument_checks`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def skips_argument_checks(method: F) -> F:
 def check_call_arguments(method: F) -> F:
     """Make a method raise InvalidInputError for arguments that do not fit its signature; for classes of users."""
     arguments = Arguments(method)
-    fit = arguments.fit
+    fit = arguments.check_call
 
     def call_with_checked_arguments(*args: Any, **kwargs: Any) -> Any:
         if kwargs:
@@ -90,7 +90,7 @@ class Arguments:
         self._rest: str | None = None
         self._open = False
 
-    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
+    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
         """Check and convert the arguments of one call; return them by position, beginning with `self`.
 
         Keyword arguments are converted in `kwargs`.
@@ -143,13 +143,13 @@ class Arguments:
                 raise self._refused(args, self._error_text(error, name)) from None
 
     def _fit_others(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any]:
-        """Return the arguments by position in the cases that `fit` does not decide quickly.
+        """Return the arguments by position in the cases that `check_call` does not decide quickly.
 
         These are keywords for parameters without a default, surplus arguments, and the first call ever.
         """
         if self._validators is None:
             self._read_annotations()
-            return self.fit(args, kwargs)
+            return self.check_call(args, kwargs)
         count, positional_max = len(args), len(self._takes)
         if count > positional_max and self._rest is None:
             raise self._refused(args, self._too_many(count - 1))
@@ -157,10 +157,10 @@ class Arguments:
         self._fit_named(args[:positional_max], kwargs)
         for name in self._needed[count - 1 :]:
             if name not in kwargs:
-                raise self._refused(args, f"{name} is missing; it must be {self.described()[name]}")
+                raise self._refused(args, f"{name} is missing; it must be {self.expected_texts()[name]}")
         return fitted + self._all_of_rest(args[positional_max:], args)
 
-    def take(self, name: str, value: Any) -> Any:
+    def check_argument(self, name: str, value: Any) -> Any:
         """Check and convert one argument by the annotation of the parameter `name`, and return it.
 
         Raises:
@@ -169,9 +169,9 @@ class Arguments:
         try:
             return self._validator(name).take(value)
         except ValidationError as error:
-            raise InvalidInputError(f"{self._called or self._method.__name__}: {error.text(name)}") from None
+            raise InvalidInputError(f"{self._called or self._method.__name__}: {error.message_for(name)}") from None
 
-    def described(self) -> dict[str, str]:
+    def expected_texts(self) -> dict[str, str]:
         """Return the expected value of each parameter, in words."""
         if self._validators is None:
             self._read_annotations()
@@ -233,8 +233,8 @@ class Arguments:
         return f" takes {some if names else 'no argument by position'}, not {count}{hint}"
 
     def _error_text(self, error: ValidationError, name: str) -> str:
-        text = error.text(name)
-        return text if error.path or error.write else text + self._other_place(error.value, name)
+        text = error.message_for(name)
+        return text if error.path or error.correct_form else text + self._other_place(error.value, name)
 
     def _other_place(self, value: Any, name: str) -> str:
         """Return `; did you mean NAME=?` if a misplaced collection fits exactly one other parameter; else ""."""
@@ -244,7 +244,7 @@ class Arguments:
         fits = [
             other
             for other, validator in self._validators.items()
-            if other != name and validator is not ANYTHING and validator.fits(value)
+            if other != name and validator is not ANYTHING and validator.accepts_value(value)
         ]
         return f"; did you mean {fits[0]}=?" if len(fits) == 1 else ""
 
@@ -269,8 +269,8 @@ class Arguments:
             try:
                 taken.append(validator.take(value))
             except ValidationError as error:
-                many = list_validator(validator).fits(value)
-                text = error.within(f"[{at}]").text(self._rest)
+                many = list_validator(validator).accepts_value(value)
+                text = error.with_path(f"[{at}]").message_for(self._rest)
                 text = f"{text.partition('; write')[0]}; write {self._method.__name__}(*{self._rest})" if many else text
                 raise self._refused(args, text) from None
         return taken
@@ -279,7 +279,7 @@ class Arguments:
 class _LooksLikeSeconds(ValidationError):
     """A literal like 1.0 where milliseconds are expected: other clients' polls count seconds."""
 
-    def text(self, name: str) -> str:
+    def message_for(self, name: str) -> str:
         value: Any = self.value
         write = f"{name}={round(value * 1000)}, or {name}={value!r} if that is meant"
         return f"{name} counts milliseconds, and {value!r} looks like seconds; write {write}"

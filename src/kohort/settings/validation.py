@@ -102,22 +102,22 @@ class ValidationError(Exception):
         self._write = write
 
     @property
-    def write(self) -> str | None:
+    def correct_form(self) -> str | None:
         """The correct form of the value, where it is known."""
         return self._write() if callable(self._write) else self._write
 
-    def within(self, path: str) -> ValidationError:
+    def with_path(self, path: str) -> ValidationError:
         """Prefix the path to the wrong value with one more level (such as `[0]`), and return this error."""
         self.path = path + self.path
         return self
 
-    def text(self, name: str) -> str:
+    def message_for(self, name: str) -> str:
         """Return the error message for the parameter `name`."""
         location = f"{'a key of ' if self.key else ''}{name}{self.path}"
         if hides_value(location):
             return f"{location} must be {self.expected}, not {type(self.value).__name__}"
         given = _full(self.value) if "kohort." in self.expected else value_text(self.value)
-        write = self.write
+        write = self.correct_form
         return f"{location} must be {self.expected}, not {given}" + (f"; write {write}" if write else "")
 
 
@@ -137,7 +137,7 @@ class Validator(NamedTuple):
     kind: Any = None
     words: tuple[str, ...] = ()
 
-    def fits(self, value: object) -> bool:
+    def accepts_value(self, value: object) -> bool:
         """Return whether `take` would accept the value.
 
         An iterator counts as unfit, because a check would consume it.
@@ -274,7 +274,7 @@ def _any_of(hint: Any, options: Sequence[Validator]) -> Validator:
                     raise
                 failed.append(error)
         raise ValidationError(
-            expected, value, lambda: min(filter(None, (error.write for error in failed)), key=len, default=None)
+            expected, value, lambda: min(filter(None, (error.correct_form for error in failed)), key=len, default=None)
         )
 
     return Validator(expected, accept_any_of)
@@ -307,7 +307,7 @@ def _row(parts: Sequence[Validator]) -> Validator:
             try:
                 taken.append(part.take(content))
             except ValidationError as error:
-                error.within(f"[{len(taken)}]")
+                error.with_path(f"[{len(taken)}]")
                 raise
         return tuple(taken)
 
@@ -327,11 +327,11 @@ def list_validator(item: Validator, kind: str = "list") -> Validator:
             try:
                 taken.append(item.take(content))
             except ValidationError as error:
-                if item.fits(value):
+                if item.accepts_value(value):
                     raise ValidationError(expected, value, form.format(value_text(value))) from None
                 if isinstance(value, Mapping):
                     raise ValidationError(expected, value, partial(_items, item, value)) from None
-                error.within(f"[{at}]" if isinstance(value, Sequence) else "")
+                error.with_path(f"[{at}]" if isinstance(value, Sequence) else "")
                 raise
         return tuple(taken) if isinstance(value, tuple) else taken
 
@@ -348,8 +348,8 @@ def _as_list(item: Validator, value: Any, form: str) -> str | None:
     except ValidationError as error:
         return (
             None
-            if error.path or error.write is None or not isinstance(value, str | bytes)
-            else form.format(error.write)
+            if error.path or error.correct_form is None or not isinstance(value, str | bytes)
+            else form.format(error.correct_form)
         )
     return form.format(value_text(value))
 
@@ -357,7 +357,7 @@ def _as_list(item: Validator, value: Any, form: str) -> str | None:
 def _items(item: Validator, value: Mapping[Any, Any]) -> str | None:
     """Return code for the list of (key, value) pairs that a caller meant who gave a dict; None if they do not fit."""
     pairs = list(value.items())
-    return value_text(pairs) if all(item.fits(pair) for pair in pairs) else None
+    return value_text(pairs) if all(item.accepts_value(pair) for pair in pairs) else None
 
 
 def _dict(key: Validator, item: Validator) -> Validator:
@@ -376,7 +376,7 @@ def _dict(key: Validator, item: Validator) -> Validator:
             try:
                 taken[at] = item.take(content)
             except ValidationError as error:
-                error.within(f"[{name!r}]" if isinstance(name, str) else f"[{name}]")
+                error.with_path(f"[{name!r}]" if isinstance(name, str) else f"[{name}]")
                 raise
         return taken
 
@@ -494,7 +494,7 @@ def _instance(kind: Any) -> Validator:
             try:
                 validator.take(get(value))
             except ValidationError as error:
-                error.within(f".{name}")
+                error.with_path(f".{name}")
                 raise
         return value
 
@@ -537,7 +537,7 @@ def _form(kind: Any, value: Any) -> str | None:
         words = [_part(parts[part], content) for part, content in zip(needed, value, strict=True)]
     elif all(hasattr(value, part) for part in needed) and not isinstance(value, str):
         words = [_part(parts[part], getattr(value, part)) for part in needed]
-    elif parts[needed[0]].fits(value) if needed else False:
+    elif parts[needed[0]].accepts_value(value) if needed else False:
         words = [value_text(value), *needed[1:]]
     else:
         words = [*needed, "…"] if len(needed) < len(parts) else needed
@@ -548,4 +548,4 @@ def _part(validator: Validator, value: Any) -> str:
     try:
         return value_text(validator.take(value))
     except ValidationError as error:
-        return error.write or "…"
+        return error.correct_form or "…"

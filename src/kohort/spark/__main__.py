@@ -46,11 +46,11 @@ def main() -> None:
     sys.argv = sys.argv[1:]
     sys.path[0] = str(job.resolve().parent)
     summary = ClosingSummary()
-    summary.install()
+    summary.install_sigterm_handler()
     try:
         runpy.run_path(str(job), run_name="__main__")
     finally:
-        summary.write()
+        summary.print_once()
 
 
 class ClosingSummary:
@@ -67,7 +67,7 @@ class ClosingSummary:
         self._masks = threading.local()
         self._set, self._get = signal.signal, signal.getsignal
 
-    def install(self) -> None:
+    def install_sigterm_handler(self) -> None:
         """Install the handler; do nothing outside the main thread, or if SIGTERM is ignored or handled already."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or self._get(signal.SIGTERM) is not signal.SIG_DFL or not hasattr(os, "register_at_fork"):
@@ -79,12 +79,12 @@ class ClosingSummary:
             before=self._before_fork, after_in_parent=self._restore_mask, after_in_child=self._leave_child
         )
 
-    def write(self) -> None:
+    def print_once(self) -> None:
         """Write the summary once. If that fails, print an error line and leave the job's outcome unchanged."""
         if self._written:
             return
         try:
-            text = account()
+            text = job_summary()
         except Exception as error:  # noqa: BLE001 (the line has it)
             text = f"kohort: no summary: {type(error).__name__}: {error}"
         if not self._written:  # by another thread
@@ -93,7 +93,7 @@ class ClosingSummary:
 
     def _exit(self, number: int, _frame: FrameType | None) -> None:
         """Write the summary on a thread, because this one may hold any lock; then end by the signal."""
-        writer = threading.Thread(target=self.write, name="kohort-summary", daemon=True)
+        writer = threading.Thread(target=self.print_once, name="kohort-summary", daemon=True)
         writer.start()
         writer.join(SIGTERM_SUMMARY_S)
         if not self._written:
@@ -136,19 +136,19 @@ def print_error_line(text: str) -> None:
             sys.stderr.write(text + "\n")
 
 
-def account() -> str:
+def job_summary() -> str:
     """Return the job's summary: which uses of Spark's Kafka source ran on kohort, and its groups' committed offsets."""
-    from kohort.spark.driver_server import rows_read
+    from kohort.spark.driver_server import count_rows_read
     from kohort.spark.in_place_of_kafka import CHANGES
 
     if not CHANGES.counts:
         return 'kohort: the job used no format("kafka"); nothing was changed'
     lines = ["kohort ran this job in place of Spark's Kafka source and sink:"]
     lines += [f"  {count} x {what}" for what, count in sorted(CHANGES.counts.items())]
-    if rows := rows_read():
+    if rows := count_rows_read():
         lines.append(f"  streaming queries read {rows} record{'' if rows == 1 else 's'}")
     for group, servers in sorted(CHANGES.groups.items()):
-        lines.append(f"  group {group}: {committed(group, servers)}")
+        lines.append(f"  group {group}: {committed_offsets_text(group, servers)}")
     if CHANGES.groupless:
         lines.append(
             "  streaming queries without a group.id commit nothing: their offsets are in the checkpoints alone"
@@ -169,7 +169,7 @@ def checkpoint_lag_command() -> str:
     return shlex.join(words)
 
 
-def committed(group: str, servers: str) -> str:
+def committed_offsets_text(group: str, servers: str) -> str:
     """Return a group's committed offsets as text, or why they can't be read."""
     from kohort.client.admin.admin import Admin
 

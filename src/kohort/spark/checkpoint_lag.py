@@ -434,7 +434,7 @@ def _read_source(
     if following is not None and isinstance(following.offset, dict) and "kohort" in following.offset:
         found, batch = _batch_offset(files, following.offset), -1
     if batch >= 0:
-        return found.ends(), said
+        return found.end_offsets(), said
     return {tp: span.start for tp, span in found.spans.items()}, said
 
 

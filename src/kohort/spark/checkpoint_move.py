@@ -75,7 +75,7 @@ class BatchRange:
 
 
 @dataclass(slots=True)
-class Conversion:
+class PlannedConversion:
     """A planned conversion: the files that it writes.
 
     Attributes:
@@ -120,15 +120,17 @@ class CheckpointLog:
             raise InvalidInputError(f"{folder} has no batches: name the checkpointLocation of a query that has run")
         self.done = set(_numbers(folder / "commits"))
 
-    def log(self, batch: int) -> OffsetLogFile:
+    def read_offset_log(self, batch: int) -> OffsetLogFile:
         """Parse the offset log's file of one batch."""
         path = self.folder / "offsets" / str(batch)
         return OffsetLogFile.parse(str(path), path.read_bytes())
 
     def ranges_of_batch(self, batch: int) -> Iterator[BatchRange]:
         """Yield the offsets that a batch read from each Kafka source, kohort's or Spark's."""
-        before = {line.name: line for line in self.log(batch - 1).sources} if batch - 1 in self.batches else {}
-        for line in self.log(batch).sources:
+        before = (
+            {line.name: line for line in self.read_offset_log(batch - 1).sources} if batch - 1 in self.batches else {}
+        )
+        for line in self.read_offset_log(batch).sources:
             offset = line.offset
             if is_kafka_offset(offset):
                 ends = parse_kafka_offset(offset)
@@ -137,17 +139,19 @@ class CheckpointLog:
             elif isinstance(offset, dict) and "kohort" in offset:
                 batch_offset = BatchOffset.from_json(offset)
                 starts = {partition: span.start for partition, span in batch_offset.spans.items()}
-                ends, group = batch_offset.ends(), batch_offset.group or ""
+                ends, group = batch_offset.end_offsets(), batch_offset.group or ""
                 yield BatchRange(batch, batch in self.done, line.name, "kohort", starts, ends, group)
 
     def _starts(self, batch: int, source: str, before: OffsetLogLine | None) -> Positions:
         offset = None if before is None else before.offset
         if offset is not None:
-            return parse_kafka_offset(offset) if is_kafka_offset(offset) else BatchOffset.from_json(offset).ends()
+            return (
+                parse_kafka_offset(offset) if is_kafka_offset(offset) else BatchOffset.from_json(offset).end_offsets()
+            )
         path = self.folder / "sources" / source / "0"
         return parse_initial_offsets(path.read_bytes()) if path.exists() else {}
 
-    def convert(self, to: Kind, committed: CommittedOffsets) -> Conversion:
+    def plan_conversion(self, to: Kind, committed: CommittedOffsets) -> PlannedConversion:
         """Plan the files to write so that the other source can continue the query.
 
         Args:
@@ -159,8 +163,8 @@ class CheckpointLog:
             InvalidInputError: the start offsets of an unfinished batch are not known, or a region wrote the checkpoint.
         """
         last = self.batches[-1]
-        log, before = self.log(last), self.log(last - 1) if last - 1 in self.batches else None
-        planned, first = Conversion(), {}
+        log, before = self.read_offset_log(last), self.read_offset_log(last - 1) if last - 1 in self.batches else None
+        planned, first = PlannedConversion(), {}
         for seen in self.ranges_of_batch(last):
             if seen.kind == to:
                 continue

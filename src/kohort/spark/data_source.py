@@ -25,17 +25,17 @@ from pyspark.sql.types import StructType
 
 from kohort.errors import InvalidInputError, KafkaError
 from kohort.spark.option_names import ignored_options_warning
-from kohort.spark.options import SourceOptions, is_table, parse_options
-from kohort.spark.schema import arrow_schema, columns_of, refuse_other, spark_schema
+from kohort.spark.options import SourceOptions, asks_for_table, parse_options
+from kohort.spark.schema import arrow_schema, column_names_of, refuse_other_schema, spark_schema
 from kohort.spark.source.bounds import check_bound_options
 from kohort.spark.source.error_frames import show_reason_first
-from kohort.spark.source.single_reader_lock import Load
+from kohort.spark.source.single_reader_lock import LoadCall
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from kohort.spark.driver_channel import ChannelAddress
-    from kohort.spark.tasks.write import Writing
+    from kohort.spark.tasks.write import TaskWriter
     from kohort.spark.values.decoding import Values
 
 
@@ -101,12 +101,12 @@ class KohortDataSource(DataSource):
         """Keep the options; only the next call tells whether they are a read's or a write's."""
         super().__init__(options)
         self._raw = dict(options)
-        self._load = Load.of(self._raw)
+        self._load = LoadCall.from_options(self._raw)
         self._made_by = os.getpid()
         self._used = False
 
     @classmethod
-    def reaching(cls, address: ChannelAddress | None) -> type[KohortDataSource]:
+    def with_channel_address(cls, address: ChannelAddress | None) -> type[KohortDataSource]:
         """Return a subclass whose sources connect to this driver program's address; pickled by value."""
         return type(cls.__name__, (cls,), {"address": address, "__module__": cls.__module__, "__doc__": cls.__doc__})
 
@@ -128,7 +128,7 @@ class KohortDataSource(DataSource):
         Raises:
             InvalidInputError: an option of the read is invalid; nothing is connected to check.
         """
-        if is_table(self._raw):
+        if asks_for_table(self._raw):
             from kohort.spark.tables import parse_table_options, table_schema
 
             table = parse_table_options(self._raw)
@@ -141,7 +141,7 @@ class KohortDataSource(DataSource):
         if found is not None:  # kept in the read, which Spark pickles after this call: the subject may get a newer one
             self._raw["valueSchema"] = found
             options = self._options()
-        return spark_schema(columns_of(options), _type_of_values(options))
+        return spark_schema(column_names_of(options), _type_of_values(options))
 
     @show_reason_first
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -153,14 +153,14 @@ class KohortDataSource(DataSource):
         self._used = True
         from kohort.spark.source.readers import KohortReader
 
-        if is_table(self._raw):
+        if asks_for_table(self._raw):
             from kohort.spark.tables import TABLES, TableReader, parse_table_options
 
             table = parse_table_options(self._raw)
-            refuse_other(schema, TABLES[table.table].arrow, "")
+            refuse_other_schema(schema, TABLES[table.table].arrow, "")
             return TableReader(table)
         options = self._options_of_a_read(streaming=False)
-        columns = columns_of(options)
+        columns = column_names_of(options)
         return KohortReader(options, columns, _values(options, schema, columns))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -174,10 +174,10 @@ class KohortDataSource(DataSource):
     def _stream_reader(self, schema: StructType) -> DataSourceStreamReader:
         from kohort.spark.source.readers import KohortStreamReader
 
-        if is_table(self._raw):
+        if asks_for_table(self._raw):
             raise InvalidInputError("tables can't be streamed: use spark.read, which reads them anew each time")
         options = self._options_of_a_read(streaming=True)
-        columns = columns_of(options)
+        columns = column_names_of(options)
         values = _values(options, schema, columns)
         return KohortStreamReader(options, columns, self.address, values, load=self._load)
 
@@ -207,12 +207,12 @@ class KohortDataSource(DataSource):
         self._used = True
         return TopicStreamWriter(self._writing(schema))
 
-    def _writing(self, schema: StructType) -> Writing:
+    def _writing(self, schema: StructType) -> TaskWriter:
         from kohort.spark.sink_options import parse_sink_options
-        from kohort.spark.tasks.write import Writing
+        from kohort.spark.tasks.write import TaskWriter
 
         options = parse_sink_options(self._raw)
-        writing = Writing.of(options, schema)
+        writing = TaskWriter.from_options(options, schema)
         if (
             self._made_by == os.getpid()
         ):  # Spark makes two writers for each batch of a stream, one of them in this process
@@ -251,9 +251,9 @@ def _schema_from_registry(options: SourceOptions) -> str | None:
 def _type_of_values(options: SourceOptions) -> str:
     if not options.declares_typed_values():
         return "binary"
-    from kohort.spark.values.declared import check_writer_schema_function, declare
+    from kohort.spark.values.declared import check_writer_schema_function, parse_declared_values
 
-    declared = declare(options)
+    declared = parse_declared_values(options)
     check_writer_schema_function(options)
     return declared.ddl
 
@@ -265,10 +265,10 @@ def _values(options: SourceOptions, schema: StructType, columns: tuple[str, ...]
         InvalidInputError: a schema given by hand differs from the read's own.
     """
     if not options.declares_typed_values():
-        refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA)
+        refuse_other_schema(schema, arrow_schema(columns), ANOTHER_SCHEMA)
         return None
-    from kohort.spark.values.declared import declare
+    from kohort.spark.values.declared import parse_declared_values
 
-    values = declare(options).values(schema, columns)
-    refuse_other(schema, arrow_schema(columns), ANOTHER_SCHEMA, ("value",))
+    values = parse_declared_values(options).values(schema, columns)
+    refuse_other_schema(schema, arrow_schema(columns), ANOTHER_SCHEMA, ("value",))
     return values

@@ -53,12 +53,12 @@ class ChannelAddress:
     token: bytes = field(repr=False)
 
 
-def encode(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     """Return a message as the body of a frame."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def decode(body: bytes) -> Message:
+def decode_message(body: bytes) -> Message:
     """Parse a message from a frame's body.
 
     Raises:
@@ -109,7 +109,7 @@ class ChannelServer:
         """Send a message to every source of a query; return the number of sources."""
         with self._lock:
             links = list(self._links.get(query, ()))
-        return sum(link.send(encode(message)) for link in links)
+        return sum(link.send(encode_message(message)) for link in links)
 
     def queries(self) -> set[str]:
         """Return the identities of the queries whose sources are connected."""
@@ -139,7 +139,7 @@ class ChannelServer:
                     sock.close()
                     return
                 self._sockets.add(sock)
-            place = self._gate.enter(address, partial(_hang_up, sock))
+            place = self._gate.admit_connection(address, partial(_hang_up, sock))
             self._serve_on_a_thread(sock, place)
 
     def _serve_on_a_thread(self, sock: socket.socket, place: ConnectionSlot) -> None:
@@ -167,7 +167,7 @@ class ChannelServer:
                     SOURCES_MAX,
                 )
                 return
-            for message in map(decode, link.bodies()):
+            for message in map(decode_message, link.receive_bodies()):
                 announced = message.get("query")
                 if not isinstance(announced, str) or len(announced) > NAME_MAX:
                     raise ValueError("message without a query")
@@ -198,14 +198,14 @@ class ChannelServer:
         if (handler := self._handlers.get(kind)) is not None:
             handler(query, message)
         elif (answer := self._answers.get(kind)) is not None:
-            link.send(encode({**answer(query, message), "kind": "answer", "number": message.get("number")}))
+            link.send(encode_message({**answer(query, message), "kind": "answer", "number": message.get("number")}))
 
     def _join(self, link: Link, query: str) -> None:
         with self._lock:
             self._links.setdefault(query, set()).add(link)
         first = self._arrived(query)
         if first is not None:
-            link.send(encode(first))
+            link.send(encode_message(first))
 
     def _part(self, link: Link, query: str | None) -> None:
         with self._lock:
@@ -270,7 +270,7 @@ class ChannelClient:
                 return
             self._query = query
             if self._link is not None:
-                self._link.send(encode({"kind": "drives", "query": query}))
+                self._link.send(encode_message({"kind": "drives", "query": query}))
             self._changed.notify_all()
 
     def ask(self, message: Message, timeout_s: float) -> Message:
@@ -336,7 +336,7 @@ class ChannelClient:
     def send(self, message: Message) -> bool:
         """Send a message of this query; return False if the driver program can't be reached."""
         link = self._link
-        return link is not None and link.send(encode({**message, "query": self._query}))
+        return link is not None and link.send(encode_message({**message, "query": self._query}))
 
     def close(self) -> None:
         """Close the connection without waiting for a running handler."""
@@ -373,14 +373,14 @@ class ChannelClient:
     def _talk(self, link: Link) -> None:
         with self._changed:
             if self._query:
-                link.send(encode({"kind": "drives", "query": self._query}))
+                link.send(encode_message({"kind": "drives", "query": self._query}))
             self._link = link
             self._links += 1
             self._changed.notify_all()
         try:
             if self._ended.is_set():
                 return
-            for message in map(decode, link.bodies()):
+            for message in map(decode_message, link.receive_bodies()):
                 if message["kind"] == "answer":
                     self._answered(message)
                     continue

@@ -2,8 +2,8 @@
 
 A batch is done when its sink has completed it and the checkpoint's commit log has it. Spark tells the source only at
 the query's next trigger, but a StreamingQueryListener at once. Its `onQueryProgress` comes 0.2 to 0.3 s after the
-commit log was written, never before, with each source's end offset. `install` adds such a listener, which sends the end
-offset over the channel to the source that planned the batch.
+commit log was written, never before, with each source's end offset. `listen_to_queries` adds such a
+listener, which sends the end offset over the channel to the source that planned the batch.
 """
 
 # ruff: noqa: N802 (the methods' names are Spark's)
@@ -30,7 +30,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from kohort.spark.driver_channel import ChannelAddress, ChannelServer, Message
-from kohort.spark.source.read_twice import ReadTwice, sources_in_plan
+from kohort.spark.source.read_twice import DoubleReads, sources_in_plan
 from kohort.spark.source_sessions import SOURCE_SESSIONS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ RUNS_MAX = 1_024
 """Most runs remembered at once; beyond it the oldest run, whose end Spark never reported, is forgotten."""
 
 
-def query_of(text: str | None) -> str | None:
+def query_in_offset(text: str | None) -> str | None:
     """Return the identity of the query in an offset's JSON; None if the offset is another source's."""
     try:
         offset = json.loads(text or "")
@@ -59,7 +59,7 @@ class CompletedBatches:
         self._lock = threading.Lock()
         self._runs: dict[str, dict[str, Message]] = {}
 
-    def batch_completed(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
+    def record_batch_completed(self, run: str, ends: Iterable[str], *, stateful: bool = False) -> dict[str, Message]:
         """Record that a batch of a query's run is done.
 
         Args:
@@ -72,7 +72,9 @@ class CompletedBatches:
         """
         more = {"stateful": True} if stateful else {}
         messages = {
-            query: {"kind": "done", "end": text, **more} for text in ends if (query := query_of(text)) is not None
+            query: {"kind": "done", "end": text, **more}
+            for text in ends
+            if (query := query_in_offset(text)) is not None
         }
         if messages:
             with self._lock:
@@ -81,7 +83,7 @@ class CompletedBatches:
                     del self._runs[next(iter(self._runs))]
         return messages
 
-    def run_ended(self, run: str) -> dict[str, Message]:
+    def forget_ended_run(self, run: str) -> dict[str, Message]:
         """Forget a run of a Spark query that has ended, after its last batch was reported.
 
         Return the messages that tell its sources so, by query identity.
@@ -108,7 +110,7 @@ class SinkListener(StreamingQueryListener):
             jvm: py4j's view of Spark's classes.
         """
         self._completed, self._server = completed, server
-        self._read_twice = ReadTwice()
+        self._read_twice = DoubleReads()
         self.rows = 0  # records read by queries, for the summary at the end
         self._sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
         self._jlistenerobj = jvm.org.apache.spark.sql.streaming.PythonStreamingQueryListenerWrapper(
@@ -135,7 +137,9 @@ class SinkListener(StreamingQueryListener):
             for session in self.sessions():
                 running = session.streams.get(query)
                 if running is not None:
-                    self._read_twice.started(run, sources_in_plan(running._jsq.streamingQuery().analyzedPlan()))
+                    self._read_twice.mark_run_sources(
+                        run, sources_in_plan(running._jsq.streamingQuery().analyzedPlan())
+                    )
                     return
         except (Py4JError, OSError) as error:
             log.debug(
@@ -156,14 +160,14 @@ class SinkListener(StreamingQueryListener):
         report = json.loads(progress)
         ends = [json.dumps(source["endOffset"]) for source in report["sources"]]
         self.rows += sum(
-            source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_of(end)
+            source["numInputRows"] for source, end in zip(report["sources"], ends, strict=True) if query_in_offset(end)
         )
         stateful = bool(report.get("stateOperators"))
-        self._send_messages(self._completed.batch_completed(report["runId"], ends, stateful=stateful))
+        self._send_messages(self._completed.record_batch_completed(report["runId"], ends, stateful=stateful))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        self._read_twice.terminated(str(event.runId))
-        self._send_messages(self._completed.run_ended(str(event.runId)))
+        self._read_twice.forget_run(str(event.runId))
+        self._send_messages(self._completed.forget_ended_run(str(event.runId)))
 
     def _send_messages(self, messages: dict[str, Message]) -> None:
         for query, message in messages.items():
@@ -195,7 +199,7 @@ class Application:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._completed = CompletedBatches()
-        answers = {"ask": SOURCE_SESSIONS.answer, "initial": self._initial}
+        answers = {"ask": SOURCE_SESSIONS.answer_request, "initial": self._initial}
         self._server = ChannelServer(self._completed.last_message, {"lost": SOURCE_SESSIONS.report_lost}, answers)
         self._listener: SinkListener | None = None
         self._gateway: Any = None
@@ -204,7 +208,7 @@ class Application:
     def channel_address(self) -> ChannelAddress:
         return self._server.address
 
-    def listen(self, spark: SparkSession, gateway: Any) -> None:
+    def listen_to_session(self, spark: SparkSession, gateway: Any) -> None:
         """Listen to a session's queries; repeated calls do nothing."""
         if self._listener is None or self._gateway is not gateway:
             self._listener = SinkListener(self._completed, self._server, gateway.jvm)
@@ -215,7 +219,7 @@ class Application:
         if not any(listener.equals(mine) for listener in present):  # removing and adding it would lose an event
             spark.streams.addListener(self._listener)
 
-    def rows_read(self) -> int:
+    def count_rows_read(self) -> int:
         """Return how many records the queries of this JVM have read, after waiting for Spark's pending events."""
         if self._listener is None:
             return 0
@@ -235,12 +239,12 @@ _lock = threading.Lock()
 _application: Application | None = None
 
 
-def rows_read() -> int:
+def count_rows_read() -> int:
     """Return how many records this application's streaming queries have read, as far as Spark has reported."""
-    return 0 if _application is None else _application.rows_read()
+    return 0 if _application is None else _application.count_rows_read()
 
 
-def install(spark: SparkSession) -> ChannelAddress | None:
+def listen_to_queries(spark: SparkSession) -> ChannelAddress | None:
     """Listen to a session's queries; return the address for their sources.
 
     Return None on Spark Connect, where the sources run on the server's machine and can't reach this one.
@@ -253,5 +257,5 @@ def install(spark: SparkSession) -> ChannelAddress | None:
     with _lock:
         if _application is None or _application.pid != os.getpid():
             _application = Application()
-        _application.listen(spark, context._gateway)
+        _application.listen_to_session(spark, context._gateway)
         return _application.channel_address

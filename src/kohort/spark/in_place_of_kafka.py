@@ -67,7 +67,7 @@ _WITHOUT_A_MODE: Final = (None, "error", "errorifexists", "default")
 
 
 @dataclass(slots=True)
-class Changes:
+class JobChanges:
     """Counters of the changes made to a job, for the summary at its end.
 
     Attributes:
@@ -89,7 +89,7 @@ class Changes:
     registered: weakref.WeakSet[Any] = field(default_factory=weakref.WeakSet)
     everywhere: bool = False
 
-    def covers(self, session: object) -> bool:
+    def is_covered_session(self, session: object) -> bool:
         """Return whether a session's code for `format("kafka")` runs on kohort."""
         return self.everywhere or session in self.sessions
 
@@ -100,7 +100,7 @@ class Changes:
         self.counts[what] += 1
 
 
-CHANGES: Final = Changes()
+CHANGES: Final = JobChanges()
 """The changes made in this process."""
 
 
@@ -143,7 +143,7 @@ def replace_kafka_in(session: SparkSession) -> None:
     """Run a session's jobs for "kafka" on kohort, whose source the session knows, until the session ends."""
     CHANGES.sessions.add(session)
     CHANGES.registered.add(session)
-    install()
+    wrap_pyspark_once()
 
 
 def replace_kafka_everywhere() -> None:
@@ -154,7 +154,7 @@ def replace_kafka_everywhere() -> None:
     """
     require_pyspark()
     CHANGES.everywhere = True
-    install()
+    wrap_pyspark_once()
     arguments = os.environ.get("PYSPARK_SUBMIT_ARGS")
     if arguments:
         os.environ["PYSPARK_SUBMIT_ARGS"] = without_source_packages(arguments)
@@ -180,7 +180,7 @@ def without_source_packages(text: str) -> str:
 
 
 @functools.cache
-def install() -> None:
+def wrap_pyspark_once() -> None:
     """Wrap PySpark's readers and writers once; calls of sessions that are not covered pass through."""
     for module, name, kind in _CLASSES:
         try:
@@ -235,7 +235,7 @@ def _options_set_on(end: Any) -> _GivenOptions:
 def _format(end: Any, original: Callable[..., Any], source: str) -> Any:
     session = _session(end)
     given_options = _options_set_on(end)
-    given_options.is_kafka = isinstance(source, str) and source.lower() in KAFKA and CHANGES.covers(session)
+    given_options.is_kafka = isinstance(source, str) and source.lower() in KAFKA and CHANGES.is_covered_session(session)
     if not given_options.is_kafka:
         return original(end, source)
     _register(session)
@@ -254,14 +254,18 @@ def _register(session: Any) -> None:
 def _sql(session: Any, original: Callable[..., Any], *args: Any, **given: Any) -> Any:
     """Run a statement, which may be an argument by position or by name, with kohort's source for "kafka"."""
     query = args[0] if args else given.get("sqlQuery")
-    if not isinstance(query, str) or not CHANGES.covers(session) or (changed := statement_in_place(query)) == query:
+    if (
+        not isinstance(query, str)
+        or not CHANGES.is_covered_session(session)
+        or (changed := replace_kafka_in_sql(query)) == query
+    ):
         return original(session, *args, **given)
     _register(session)
     CHANGES.count_change("CREATE … USING kafka became USING kohort")
     return original(session, changed, *args[1:], **{name: value for name, value in given.items() if name != "sqlQuery"})
 
 
-def statement_in_place(query: str) -> str:
+def replace_kafka_in_sql(query: str) -> str:
     """Return a statement of SQL; if it creates a view or table of Spark's Kafka source, with kohort's."""
     return (
         _STATEMENT.sub(lambda found: f"{found['before']}kohort", query, count=1) if _STATEMENT.match(query) else query
@@ -270,7 +274,7 @@ def statement_in_place(query: str) -> str:
 
 def _register_output(registry: Any, original: Callable[..., Any], output: Any) -> Any:
     """Register kohort's source before a pipeline's first flow, where Spark refuses it, and replace the sink "kafka"."""
-    if CHANGES.covers(registry._spark):
+    if CHANGES.is_covered_session(registry._spark):
         _register(registry._spark)
         if type(output).__name__ == "Sink" and output.format.lower() in KAFKA:
             output = dataclasses.replace(output, format="kohort")
@@ -281,7 +285,7 @@ def _register_output(registry: Any, original: Callable[..., Any], output: Any) -
 def _foreach_batch(end: Any, original: Callable[..., Any], function: Callable[[DataFrame, int], None]) -> Any:
     """Wrap `foreachBatch` so that kohort also covers the cloned session that Spark passes with each batch."""
     session = _session(end)
-    if not CHANGES.covers(session):
+    if not CHANGES.is_covered_session(session):
         return original(end, function)
     _register(session)
     return original(end, CoveredBatchFunction(function))
@@ -362,7 +366,7 @@ def _remember_checkpoint(end: Any, given: Mapping[str, Any]) -> None:
     """Record the checkpoint location of a covered query, for the summary at the job's end."""
     options = {key.lower(): value for key, value in {**_options_set_on(end).options, **given}.items()}
     location = options.get("checkpointlocation")
-    if location and CHANGES.covers(_session(end)):
+    if location and CHANGES.is_covered_session(_session(end)):
         CHANGES.checkpoints[str(location)] = Path(str(location)).absolute()
 
 

@@ -162,7 +162,7 @@ def ignored_options_note(names: Iterable[str], reason: str) -> str | None:
     return f"{listed} ({reason})" if listed else None
 
 
-def it_or_these(names: Collection[str]) -> str:
+def pronoun_for(names: Collection[str]) -> str:
     """Return the pronoun for one name or several."""
     return "it" if len(names) == 1 else "these"
 

@@ -21,10 +21,10 @@ from kohort.spark.option_names import (
     STRICT,
     classify_options,
     ignored_options_note,
-    it_or_these,
+    pronoun_for,
     refuse_ignored_options,
 )
-from kohort.spark.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import parse_topic_pattern
 
 SPARKS_SOURCE = "Spark's Kafka source"
 STREAM_ONLY = ("maxBytesPerTrigger", "regionSeat")
@@ -264,20 +264,20 @@ class SourceOptions(ClientOptions):
         )
         return any(value is not None for value in given) or self.on_bad_record != "fail"
 
-    def pattern_text(self) -> str | None:
+    def translated_pattern(self) -> str | None:
         """Return `subscribePattern`, translated from Java's regular expressions for the group; None if not given."""
-        return None if self.subscribe_pattern is None else topic_pattern(self.subscribe_pattern).text
+        return None if self.subscribe_pattern is None else parse_topic_pattern(self.subscribe_pattern).text
 
-    def assigned(self) -> tuple[TopicPartition, ...]:
+    def assigned_partitions(self) -> tuple[TopicPartition, ...]:
         """Return the partitions of `assign`, in order."""
         return parse_partition_lists("assign", self.assign) if self.assign is not None else ()
 
-    def chosen_topics(self) -> str:
+    def topic_choice_text(self) -> str:
         """Return the choice of topics in the words of Spark's own source, such as Subscribe[a, b] or Assign[a-0]."""
         if self.subscribe_pattern is not None:
             return f"SubscribePattern[{self.subscribe_pattern}]"
         if self.assign is not None:
-            return f"Assign[{', '.join(map(str, self.assigned()))}]"
+            return f"Assign[{', '.join(map(str, self.assigned_partitions()))}]"
         return f"Subscribe[{', '.join(self.subscribe or ())}]"
 
 
@@ -322,7 +322,7 @@ def parse_options(raw: Mapping[str, str], *, streaming: bool | None = None) -> S
         kind, passed_over = ("a stream", IGNORED_BY_A_STREAM) if streaming else ("a batch read", IGNORED_BY_A_BATCH)
         of_others = [name for name in passed_over if name in own]
         ignored_options.append(
-            ignored_options_note(of_others, f"{kind} of {SPARKS_SOURCE} ignores {it_or_these(of_others)} too")
+            ignored_options_note(of_others, f"{kind} of {SPARKS_SOURCE} ignores {pronoun_for(of_others)} too")
         )
     options.ignored.extend(text for text in ignored_options if text)
     refuse_ignored_options(options.ignored, options.strict_options)
@@ -371,7 +371,7 @@ def _check_reset(options: SourceOptions, kafka: Mapping[str, str]) -> None:
         )
 
 
-def is_table(raw: Mapping[str, str]) -> bool:
+def asks_for_table(raw: Mapping[str, str]) -> bool:
     """Return whether the options of a read ask for a table."""
     return any(name.lower() == "table" for name in raw)
 
@@ -398,7 +398,7 @@ def _check_options(options: SourceOptions, given: Mapping[str, str], streaming: 
     if len(chosen) != 1:
         found = "none is given" if not chosen else f"{' and '.join(chosen)} are given"
         raise InvalidInputError(f"exactly one of subscribe, subscribePattern and assign chooses the topics; {found}")
-    if options.subscribe_pattern is None and not (options.subscribe or options.assigned()):
+    if options.subscribe_pattern is None and not (options.subscribe or options.assigned_partitions()):
         raise InvalidInputError(f"the option {chosen[0]} names nothing to read: {given[chosen[0]]!r}")
     for name in BATCH_ONLY if streaming else STREAM_ONLY if streaming is False else ():
         if name in given:
@@ -410,7 +410,7 @@ def _check_options(options: SourceOptions, given: Mapping[str, str], streaming: 
             f"minOffsetsPerTrigger={least} is above maxOffsetsPerTrigger={most}: a batch can't have as many; lower it"
         )
     if options.subscribe_pattern is not None:
-        only_here = topic_pattern(options.subscribe_pattern).only_here
+        only_here = parse_topic_pattern(options.subscribe_pattern).only_here
         if only_here and options.group_id is not None and options.group_protocol != "classic":
             raise InvalidInputError(
                 f"subscribePattern has {', '.join(only_here)}, which the coordinator of a group can't look for: use "

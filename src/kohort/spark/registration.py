@@ -49,15 +49,15 @@ def register_source(spark: SparkSession) -> None:
     require_pyspark()
     from kohort.spark import kafka_progress
     from kohort.spark.data_source import KohortDataSource
-    from kohort.spark.driver_server import install
+    from kohort.spark.driver_server import listen_to_queries
     from kohort.spark.tasks.workers import use_this_python
 
     use_this_python(spark)
-    address = install(spark)
+    address = listen_to_queries(spark)
     if address is None:
         _wrap_connect_client()
     with _active(spark):
-        spark.dataSource.register(KohortDataSource.reaching(address))
+        spark.dataSource.register(KohortDataSource.with_channel_address(address))
     _wrap_writers()
     kafka_progress.wrap_progress()
 

@@ -41,7 +41,7 @@ _SPARK = {
 }
 
 
-def columns_of(options: SourceOptions) -> tuple[str, ...]:
+def column_names_of(options: SourceOptions) -> tuple[str, ...]:
     """Return the names of the columns that a read delivers, in order.
 
     Raises:
@@ -113,7 +113,7 @@ def arrow_schema(columns: tuple[str, ...], value: pa.DataType | None = None) -> 
     return pa.schema([pa.field(name, types[name], nullable=True) for name in columns])
 
 
-def refuse_other(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
+def refuse_other_schema(given: StructType, declared: pa.Schema, remedy: str, typed: Collection[str] = ()) -> None:
     """Refuse a schema from `schema(...)` that differs from the read's own: Spark would fail at the first record.
 
     Args:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from kohort.spark.source.error_frames import show_reason_first
-from kohort.spark.tasks.write import Writing
+from kohort.spark.tasks.write import TaskWriter
 
 log = logging.getLogger("kohort.spark")
 
@@ -34,7 +34,7 @@ def _total(messages: list[WriterCommitMessage | None]) -> int:
 class TopicWriter(DataSourceArrowWriter):
     """A writer of a DataFrame's rows to topics."""
 
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, writing: TaskWriter) -> None:
         self._writing = writing
 
     @show_reason_first
@@ -58,7 +58,7 @@ class TopicWriter(DataSourceArrowWriter):
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     """A writer of a query's micro-batches to topics."""
 
-    def __init__(self, writing: Writing) -> None:
+    def __init__(self, writing: TaskWriter) -> None:
         self._writing = writing
 
     @show_reason_first

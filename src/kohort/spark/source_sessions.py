@@ -202,7 +202,7 @@ class SourceSession(Protocol):
         On "nothing to read", Spark would run batches without records if the query has timers.
         """
 
-    def begin(self, version: int, batch: int) -> bool:
+    def begin_batch(self, version: int, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed.
 
         Args:
@@ -234,7 +234,7 @@ class SourceSessions:
             self._sessions[id] = session
             self._queries.pop(id, None)
 
-    def remove(self, id: str) -> None:
+    def remove_session(self, id: str) -> None:
         """Remove a session: from now on sources with this id are refused."""
         with self._lock:
             self._sessions.pop(id, None)
@@ -245,7 +245,7 @@ class SourceSessions:
         with self._lock:
             return self._queries.get(id)
 
-    def answer(self, query: str, message: Message) -> Message:
+    def answer_request(self, query: str, message: Message) -> Message:
         """Answer a source's request to the session that its message names.
 
         Args:
@@ -284,7 +284,7 @@ class SourceSessions:
             )
             return {"hold": True, "stay": session.keeps_trigger_waiting()} if handed is None else handed.to_message()
         if what == "begin":
-            return {"ok": session.begin(_integer_of(message, "version"), _integer_of(message, "batch"))}
+            return {"ok": session.begin_batch(_integer_of(message, "version"), _integer_of(message, "batch"))}
         if what == "end":
             session.complete_batch(_integer_of(message, "batch"))
             return {"ok": True}
@@ -298,7 +298,7 @@ def _integer_of(message: Message, name: str, most: int | None = None) -> int:
     return number if most is None else min(number, most)
 
 
-def topic_ids(parts: Iterable[AssignmentReplyPart]) -> dict[str, TopicId]:
+def topic_ids_by_name(parts: Iterable[AssignmentReplyPart]) -> dict[str, TopicId]:
     """Return the ids of the partitions' topics, as far as the brokers have them."""
     return {part.topic: part.topic_id for part in parts if part.topic_id != NO_TOPIC_ID}
 

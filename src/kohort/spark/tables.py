@@ -64,7 +64,7 @@ class TableOptions(ClientOptions):
     group_id: tuple[str, ...] | None = declare_setting("group.id", None, why="only these groups")
     subscribe: tuple[str, ...] | None = declare_setting("subscribe", None, why="only these topics")
 
-    def settings(self) -> dict[str, Any]:
+    def kafka_settings(self) -> dict[str, Any]:
         """Return the `kafka.*` options as client settings, without the bootstrap servers."""
         return kafka_client_settings(self.kafka)
 
@@ -119,7 +119,7 @@ class TableReader(DataSourceReader):
             TimedOutError: no broker could be reached.
         """
         options = self._options
-        with RangeReader(options.bootstrap_servers, **options.settings()) as reader:
+        with RangeReader(options.bootstrap_servers, **options.kafka_settings()) as reader:
             connect_or_fail(reader)
         if options.table == "topics":
             return [TablePart()]
@@ -168,7 +168,7 @@ def table_schema(options: TableOptions) -> str:
 
 
 def _admin(options: TableOptions) -> Admin:
-    return Admin(options.bootstrap_servers, **options.settings())
+    return Admin(options.bootstrap_servers, **options.kafka_settings())
 
 
 def _groups(admin: Admin, options: TableOptions) -> list[str]:
@@ -253,7 +253,7 @@ def _offset_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
-    with LagReader(options.bootstrap_servers, **options.settings()) as reader:
+    with LagReader(options.bootstrap_servers, **options.kafka_settings()) as reader:
         for name in part.groups:
             report = reader.read([name])
             error = report.errors.get(name)
@@ -273,7 +273,7 @@ def _lag_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
 
 
 def _rebalance_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
-    with LagReader(options.bootstrap_servers, **options.settings()) as reader:
+    with LagReader(options.bootstrap_servers, **options.kafka_settings()) as reader:
         reader.rebalances = REBALANCES_ASKED
         report = reader.read(part.groups)
     for name, error in report.errors.items():
@@ -337,7 +337,7 @@ def _journal_parts(admin: Admin) -> Iterator[TablePart]:
 def _commit_rows(options: TableOptions, part: TablePart) -> Iterator[list[Row]]:
     columns = ("key", "value", "offset", "timestamp")
     place = TopicPartition(JOURNAL, part.partition)
-    with RangeReader(options.bootstrap_servers, columns=columns, **options.settings()) as reader:
+    with RangeReader(options.bootstrap_servers, columns=columns, **options.kafka_settings()) as reader:
         for batch in reader.read(place, part.start, part.end, fail_on_data_loss=False):
             stamps = batch.column("timestamp").cast(pa.timestamp("us", "UTC"))
             found = zip(batch.column("key"), batch.column("value"), batch.column("offset"), stamps, strict=True)

@@ -94,13 +94,13 @@ class TopicPattern:
         """The function that searches a name for a match."""
         return re.compile(self.text).search
 
-    def finds(self, topic: str) -> bool:
+    def matches_topic(self, topic: str) -> bool:
         """Return whether the pattern matches a topic; it never matches Kafka's internal topics."""
         return topic not in INTERNAL_TOPICS and self.search(topic) is not None
 
 
 @lru_cache(maxsize=1_000)
-def topic_pattern(pattern: str) -> TopicPattern:
+def parse_topic_pattern(pattern: str) -> TopicPattern:
     """Translate a Java regular expression into the language that Python and RE2 share.
 
     Raises:

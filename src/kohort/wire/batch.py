@@ -218,7 +218,7 @@ def has_valid_crc(buf: Buffer, header: BatchHeader, offset: int = 0) -> bool:
     return crc32c(memoryview(buf)[offset + _ATTRIBUTES_AT : stop]) == header.crc
 
 
-def patch(
+def patch_header(
     batch: bytearray | memoryview,
     base_offset: int,
     leader_epoch: int,

@@ -198,7 +198,7 @@ def min_size(field: Field, version: int, flexible: bool) -> int:
     if field.kind == "uuid":
         return 16
     if field.struct is not None:
-        present = (part for part in field.struct.FIELDS if part.present(version) and part.tag is None)
+        present = (part for part in field.struct.FIELDS if part.is_in_version(version) and part.tag is None)
         return sum(min_size(part, version, flexible) for part in present) + flexible
     if flexible:
         return 1

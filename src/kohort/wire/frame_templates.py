@@ -37,8 +37,8 @@ class FrameTemplate:
     Attributes:
         size: the length of its frames.
         header: the header of its frames; the correlation id differs.
-        make: makes the message of a frame from the frame's `numbers`. Messages share what does not change, and must not
-            be modified.
+        make: makes the message of a frame from the frame's `varying_numbers`. Messages share what does not change,
+            and must not be modified.
         same: the message of all frames, if only the correlation id changes; else None.
         prepared: what the request's handler keeps for later frames; None at first.
     """
@@ -46,7 +46,7 @@ class FrameTemplate:
     __slots__ = ("_fixed", "_mask", "_unpack", "header", "make", "prepared", "same", "size")
 
     def __init__(self, header: RequestHeader, fixed: int, varying: bytes, layout: str, message: Make | Message) -> None:
-        """Create a template; `of` derives the arguments from a frame."""
+        """Create a template; `from_frame` derives the arguments from a frame."""
         self.header = header
         self.size = len(varying)
         self.same = message if isinstance(message, Message) else None
@@ -57,7 +57,7 @@ class FrameTemplate:
         self._unpack = struct.Struct(layout).unpack_from
 
     @classmethod
-    def of(cls, frame: Buffer, header: RequestHeader, message: Message) -> FrameTemplate | None:
+    def from_frame(cls, frame: Buffer, header: RequestHeader, message: Message) -> FrameTemplate | None:
         """Return the template of a frame (without its length), which was decoded to this header and message.
 
         Returns:
@@ -82,7 +82,7 @@ class FrameTemplate:
             at = run.end()
         return cls(header, int.from_bytes(frame, "big"), varying, layout, make)
 
-    def numbers(self, frame: Buffer) -> tuple[int, ...] | None:
+    def varying_numbers(self, frame: Buffer) -> tuple[int, ...] | None:
         """Return the correlation id and other varying numbers of a frame.
 
         None: the frame is another request than the template's.
@@ -91,8 +91,8 @@ class FrameTemplate:
             return None
         return self._unpack(frame)
 
-    def positions(self, numbers: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
-        """Return the offsets and leader epochs of an OffsetCommit, from its frame's varying `numbers`."""
+    def offsets_and_epochs(self, numbers: tuple[int, ...]) -> tuple[Sequence[int], Sequence[int]]:
+        """Return the offsets and leader epochs of an OffsetCommit, from its frame's varying `varying_numbers`."""
         if self.header.api_version >= _EPOCHS_SINCE:
             return numbers[1::2], numbers[2::2]
         return numbers[1:], (-1,) * (len(numbers) - 1)

@@ -88,7 +88,7 @@ class EncoderSource(FunctionSource):
         """Write the code that encodes all fields of one structure, then its tagged fields."""
         tagged = []
         for field in cls.FIELDS:
-            if not field.present(self.version):
+            if not field.is_in_version(self.version):
                 self.write_absence_check(field, instance)
             elif field.tag is not None:
                 tagged.append(field)
@@ -218,7 +218,7 @@ class EncoderSource(FunctionSource):
 
         Returns the name of what is None if the structures have still to be written; None if they never have one size.
         """
-        fields = [field for field in cls.FIELDS if field.present(self.version)]
+        fields = [field for field in cls.FIELDS if field.is_in_version(self.version)]
         if not self.flexible or len(fields) < len(cls.FIELDS) or not all(map(has_fixed_element_size, fields)):
             return None
         packed, layout = self.name("packed"), "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
@@ -315,7 +315,7 @@ class DecoderSource(FunctionSource):
     def has_records(self, cls: type[Struct]) -> bool:
         """Return whether this version has a record set, which is read as a view."""
         for field in cls.FIELDS:
-            if not field.present(self.version):
+            if not field.is_in_version(self.version):
                 continue
             inner = field.struct or (field.element.struct if field.element else None)
             if field.kind == "records" or (inner is not None and self.has_records(inner)):
@@ -342,7 +342,7 @@ class DecoderSource(FunctionSource):
         tagged = []
         for field in cls.FIELDS:
             here = f"{instance}.{field.name}"
-            if not field.present(self.version):
+            if not field.is_in_version(self.version):
                 self.write_default(field, here)
             elif field.tag is not None:
                 self.write_default(field, here)
@@ -501,7 +501,7 @@ class DecoderSource(FunctionSource):
         assert array.element is not None
         assert array.element.struct is not None
         cls = array.element.struct
-        fields = [field for field in cls.FIELDS if field.present(self.version)]
+        fields = [field for field in cls.FIELDS if field.is_in_version(self.version)]
         if not self.flexible or self.views or not all(has_fixed_element_size(field) for field in fields):
             return None
         layout = "".join(FIXED.get(field.kind, "B") for field in fields) + "B"
@@ -534,7 +534,7 @@ class DecoderSource(FunctionSource):
 
     def write_plain_rows(self, cls: type[Struct], rows: str, items: str) -> None:
         """Write the code that appends a structure to `items` for each row of values of the expression `rows`."""
-        fields = {field.name: self.name("v") for field in cls.FIELDS if field.present(self.version)}
+        fields = {field.name: self.name("v") for field in cls.FIELDS if field.is_in_version(self.version)}
         item = self.name("x")
         self.write_line(f"for {', '.join(fields.values())}, _ in {rows}:")
         self.depth += 1
@@ -557,13 +557,13 @@ class DecoderSource(FunctionSource):
             texts: expressions of the lengths of strings, by field.
         """
         layout, block, number = rows
-        numbers = [field.name for field in cls.FIELDS if field.present(self.version) and field.name not in texts]
+        numbers = [field.name for field in cls.FIELDS if field.is_in_version(self.version) and field.name not in texts]
         columns = self.name("c")
         self.write_line(f"{columns} = decode_rows_as_columns({layout!r}, {len(numbers)}, {block}, {number})")
         entries = [f"{name!r}: {columns}[{place}]" for place, name in enumerate(numbers)]
         entries += [f"{name!r}: decode_empty_strings({lengths})" for name, lengths in texts.items()]
         for field in cls.FIELDS:
-            if not field.present(self.version):
+            if not field.is_in_version(self.version):
                 entries.append(f"{field.name!r}: ({self.literal(field.fresh_default())},) * {number}")
         return f"rows({self.constant('C_' + cls.__name__, cls)}, {{{', '.join(entries)}}})"
 

@@ -433,6 +433,6 @@ def format_topic_count(subscription: TopicCount) -> str:
     return f"{mark}{subscription.streams}{mark}{subscription.regex}"
 
 
-def partition_of(position: PositionedPartition) -> TopicPartition:
+def topic_partition_of(position: PositionedPartition) -> TopicPartition:
     """Return the partition without its position."""
     return TopicPartition(position.topic, position.partition)

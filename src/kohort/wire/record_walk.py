@@ -57,7 +57,7 @@ class RejectedRecordReason(IntEnum):
 WrongRecord: TypeAlias = tuple[int, int, int]
 """A record that a topic rejects: its index in the batch, the `RejectedRecordReason`, and the timestamp or the size."""
 WalkResult: TypeAlias = tuple[int, int, int, int, Sequence[WrongRecord] | None]
-"""The result of `walk_records`: status (0 is good, `fault` describes others), index of the record with the fault,
+"""The result of `walk_records`: status (0 is good, `invalid_record_error` describes others), index of the bad record,
 highest timestamp (ms, at least -1), number of records that the topic rejects, and the first of them.
 """
 RecordRules: TypeAlias = tuple[int, int, int, bool]
@@ -208,11 +208,11 @@ def find_record(data: Buffer, start: int, header: BatchHeader, timestamp: int, o
     """
     status, index, found, stamp = _find(data, start, header, timestamp, offset)
     if status:
-        raise fault(status, index)
+        raise invalid_record_error(status, index)
     return None if found < 0 else (found, stamp)
 
 
-def fault(status: int, index: int) -> CorruptBatchError:
+def invalid_record_error(status: int, index: int) -> CorruptBatchError:
     """Return the INVALID_RECORD error for a status of the walk other than 0 (good)."""
     where = "" if status in (_COUNT, _AFTER) else f"record {index}: "
     return CorruptBatchError(f"{where}{FAULTS[status]}", ErrorCode.INVALID_RECORD)

@@ -104,7 +104,7 @@ class Field:
     struct: type[Struct] | None = None
     name: str = ""
 
-    def present(self, version: int) -> bool:
+    def is_in_version(self, version: int) -> bool:
         """Return whether a version has this field."""
         return self.since <= version <= self.until
 

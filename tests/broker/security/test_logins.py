@@ -19,7 +19,7 @@ from tests.support.secured_broker import PASSWORD, SHORT_MS, SecuredBroker, secu
 
 ALL = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 METADATA = MetadataRequest(topics=[])
-PLAIN_TOKEN = Plain("alice", PASSWORD).start()
+PLAIN_TOKEN = Plain("alice", PASSWORD).first_message()
 
 
 def handshake(client: RawClient, mechanism: str = "PLAIN", version: int = 1) -> None:
@@ -46,9 +46,9 @@ def test_scram_takes_two_steps(secured: SecuredBroker) -> None:
     exchange = Scram("SCRAM-SHA-512", "alice", PASSWORD)
     with RawClient(secured.address("SASL")) as client:
         handshake(client, "SCRAM-SHA-512")
-        first = client.ask(SaslAuthenticateRequest(auth_bytes=exchange.start()))
-        final = client.ask(SaslAuthenticateRequest(auth_bytes=exchange.next(first.auth_bytes) or b""))
-        assert exchange.next(final.auth_bytes) is None
+        first = client.ask(SaslAuthenticateRequest(auth_bytes=exchange.first_message()))
+        final = client.ask(SaslAuthenticateRequest(auth_bytes=exchange.next_message(first.auth_bytes) or b""))
+        assert exchange.next_message(final.auth_bytes) is None
         assert client.ask(METADATA).brokers
 
 
@@ -56,10 +56,10 @@ def test_tokens_come_raw_after_the_first_version_of_the_handshake(secured: Secur
     exchange = Scram("SCRAM-SHA-256", "alice", PASSWORD)
     with RawClient(secured.address("SASL")) as client:
         handshake(client, "SCRAM-SHA-256", 0)
-        token: bytes | None = exchange.start()
+        token: bytes | None = exchange.first_message()
         while token is not None:
             client.sock.sendall(struct.pack(">i", len(token)) + token)
-            token = exchange.next(client.frame())
+            token = exchange.next_message(client.frame())
         assert client.ask(METADATA).brokers
 
 
@@ -184,7 +184,7 @@ def test_renewal_keeps_user_and_mechanism(secured: SecuredBroker) -> None:
         log_in(client)
         time.sleep(1.1)
         handshake(client)
-        answer = client.ask(SaslAuthenticateRequest(auth_bytes=Plain("bob", PASSWORD).start()))
+        answer = client.ask(SaslAuthenticateRequest(auth_bytes=Plain("bob", PASSWORD).first_message()))
         assert answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
         assert answer.error_message == ("Cannot change principals during re-authentication from User.alice: User.bob")
         assert client.closed()

@@ -29,7 +29,7 @@ def users_in(folder: Path, *names: str) -> Users:
     for name in names:
         for number, digest in MECHANISMS.values():
             salted = hashlib.pbkdf2_hmac(digest, b"secret", b"salt-of-it", 4096)
-            users.change((), [(name, number, 4096, b"salt-of-it", salted)])
+            users.change_credentials((), [(name, number, 4096, b"salt-of-it", salted)])
     return users
 
 
@@ -37,10 +37,10 @@ def users_in(folder: Path, *names: str) -> Users:
 @pytest.mark.parametrize("name", ["alice", "a,b=c", "ünï"])
 def test_scram_login_proves_both_sides(tmp_path: Path, mechanism: str, name: str) -> None:
     exchange, client = ScramExchange(mechanism, users_in(tmp_path, name)), Scram(mechanism, name, "secret")
-    final = client.next(exchange.process_token(client.start()))
+    final = client.next_message(exchange.process_token(client.first_message()))
     assert final is not None
     assert exchange.user is None
-    assert client.next(exchange.process_token(final)) is None
+    assert client.next_message(exchange.process_token(final)) is None
     assert exchange.user == name
 
 
@@ -48,7 +48,7 @@ def test_scram_login_proves_both_sides(tmp_path: Path, mechanism: str, name: str
 @pytest.mark.parametrize("name", ["alice", "nobody"])
 def test_scram_refuses_wrong_passwords_and_unknown_users_alike(tmp_path: Path, mechanism: str, name: str) -> None:
     exchange, client = ScramExchange(mechanism, users_in(tmp_path, "alice")), Scram(mechanism, name, "guess")
-    final = client.next(exchange.process_token(client.start()))
+    final = client.next_message(exchange.process_token(client.first_message()))
     assert final is not None
     with pytest.raises(LoginRefused, match=f"invalid credentials with SASL mechanism {mechanism}"):
         exchange.process_token(final)
@@ -98,7 +98,7 @@ def test_scram_refuses_an_altered_final_message(tmp_path: Path, change: str) -> 
         ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")),
         Scram("SCRAM-SHA-256", "alice", "secret"),
     )
-    final = client.next(exchange.process_token(client.start())) or b""
+    final = client.next_message(exchange.process_token(client.first_message())) or b""
     altered = {
         "channel": final.replace(b"c=biws", b"c=eSws"),
         "nonce": final.replace(b",r=", b",r=x"),
@@ -116,9 +116,9 @@ def test_scram_client_notices_a_server_that_does_not_know_the_password(tmp_path:
         ScramExchange("SCRAM-SHA-256", users_in(tmp_path, "alice")),
         Scram("SCRAM-SHA-256", "alice", "secret"),
     )
-    client.next(exchange.process_token(client.start()))
+    client.next_message(exchange.process_token(client.first_message()))
     with pytest.raises(SaslError, match="prove"):
-        client.next(b"v=AAAA")
+        client.next_message(b"v=AAAA")
 
 
 @pytest.mark.parametrize("by_store", [False, True])
@@ -129,7 +129,7 @@ def test_plain_takes_the_right_password_alone(tmp_path: Path, by_store: bool) ->
         return PlainExchange(None if by_store else {"alice": "secret", "empty": ""}, users)
 
     right = exchange()
-    right.process_token(Plain("alice", "secret").start())
+    right.process_token(Plain("alice", "secret").first_message())
     assert right.user == "alice"
     same = exchange()
     same.process_token(b"alice\0alice\0secret")

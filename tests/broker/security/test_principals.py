@@ -105,7 +105,7 @@ def test_certificate_with_an_empty_part_has_no_subject(name: str) -> None:
     ],
 )
 def test_first_rule_that_matches_makes_the_name(rules: str, user: str | None) -> None:
-    assert PrincipalMapping(rules).name(SUBJECT) == user
+    assert PrincipalMapping(rules).user_name_of(SUBJECT) == user
 
 
 @pytest.mark.parametrize("rules", ["deault", "RULE:a/b", "RULE:a/b/X", "RULE:(/b/", "DEFAULT/L", "RULE:a/b/L,,"])

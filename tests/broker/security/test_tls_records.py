@@ -52,7 +52,7 @@ def test_records_are_counted_wherever_the_bytes_are_split() -> None:
     for step in (1, 2, 3, RECORD_HEADER_BYTES, 7, 1_000, len(stream)):
         counter, found, pieces = TlsRecordCounter(4), 0, b""
         for start in range(0, len(stream), step):
-            for piece, count in counter.pieces(stream[start : start + step]):
+            for piece, count in counter.split_by_records(stream[start : start + step]):
                 assert count <= 4
                 found += count
                 pieces += piece

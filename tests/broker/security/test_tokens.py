@@ -168,13 +168,13 @@ def test_keys_are_read_again_for_an_unknown_key_but_not_for_each_stranger(tmp_pa
     clock = [100.0]
     with key_server(document) as (url, asked):
         keys = IssuerKeys(config(tmp_path), url, lambda: clock[0])
-        assert [key.kid for key in keys.current("rsa")] == ["rsa"]
+        assert [key.kid for key in keys.current_keys("rsa")] == ["rsa"]
         document[0] = keys_document("RS256", "ES256")
         for _ in range(50):
-            keys.current("ec")
+            keys.current_keys("ec")
         assert len(asked) == 1, "strangers can't make it ask again and again"
         clock[0] += 11
-        assert {key.kid for key in keys.current("ec")} == {"rsa", "ec"}
+        assert {key.kid for key in keys.current_keys("ec")} == {"rsa", "ec"}
         assert len(asked) == 2
 
 
@@ -184,7 +184,7 @@ def test_keys_do_not_come_from_where_others_could_replace_them(
     with key_server([b"http://192.0.2.1/keys"]) as (url, asked):
         keys = IssuerKeys(config(tmp_path), url)
         with pytest.raises(ValueError, match="could not be read"):
-            keys.current("rsa")
+            keys.current_keys("rsa")
         assert len(asked) == 1
         assert "redirected to http://192.0.2.1/keys" in caplog.text
 
@@ -194,11 +194,11 @@ def test_keys_in_use_stay_when_their_server_fails(tmp_path: Path, caplog: pytest
     clock = [100.0]
     with key_server(document) as (url, asked):
         keys = IssuerKeys(config(tmp_path), url, lambda: clock[0])
-        keys.current("rsa")
+        keys.current_keys("rsa")
         for damage in (b"", b"{", b"[]", b'{"keys": 7}', b'{"keys": [7]}', b"x" * (KEY_SET_BYTES_MAX + 1)):
             document[0] = damage
             clock[0] += 4_000
-            assert [key.kid for key in keys.current("rsa")] == ["rsa"]
+            assert [key.kid for key in keys.current_keys("rsa")] == ["rsa"]
         assert len(asked) == 7
         assert "keys could not be read" in caplog.text
 

@@ -126,7 +126,7 @@ def test_long_salt_of_one_user_does_not_lock_the_others_out(tmp_path: Path, mech
 
 def test_made_up_salts_are_bounded_even_if_stored_ones_are_not(tmp_path: Path) -> None:
     users = Users(tmp_path)
-    users.change((), [("old", 1, 4096, bytes(1 << 20), b"x")])
+    users.change_credentials((), [("old", 1, 4096, bytes(1 << 20), b"x")])
     assert 0 < len(users.decoy_credential("nobody", "SCRAM-SHA-256").salt) <= SALT_BYTES_MAX
 
 
@@ -149,7 +149,10 @@ def test_fetch_sessions_of_other_users_do_not_exist(tmp_path: Path) -> None:
         with RawClient(secured.address("SHORT")) as alice, RawClient(secured.address("SHORT")) as bob:
             for client, user in ((alice, "alice"), (bob, "bob")):
                 client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
-                assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain(user, PASSWORD).start())).error_code == 0
+                assert (
+                    client.ask(SaslAuthenticateRequest(auth_bytes=Plain(user, PASSWORD).first_message())).error_code
+                    == 0
+                )
             session = alice.ask(fetch_request("orders", 0, 0, session_epoch=0, max_wait_ms=0), 12).session_id
 
             def next_fetch(epoch: int) -> FetchRequest:
@@ -173,7 +176,9 @@ def test_strangers_use_up_no_quota_of_users(tmp_path: Path) -> None:
             versions = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
             assert client.ask(versions).throttle_time_ms == 0
             client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
-            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            assert (
+                client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).first_message())).error_code == 0
+            )
             assert client.ask(MetadataRequest(topics=[])).throttle_time_ms > 0
 
 
@@ -182,7 +187,9 @@ def test_fetch_that_waits_beyond_its_login_gets_no_records(tmp_path: Path) -> No
         create_topic(operator, "orders")
         with RawClient(secured.address("SHORT")) as client:
             client.ask(SaslHandshakeRequest(mechanism="PLAIN"))
-            assert client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).start())).error_code == 0
+            assert (
+                client.ask(SaslAuthenticateRequest(auth_bytes=Plain("alice", PASSWORD).first_message())).error_code == 0
+            )
             client.send(fetch_request("orders", 0, 0, max_wait_ms=60_000), 12)
             time.sleep(SHORT_MS / 1000 + 0.2)
             assert produce(operator, "orders", 0, batch_of(b"later")).error_code == 0

@@ -252,7 +252,7 @@ def _key(value: Any) -> tuple[str, ...]:
 def fit(value: Any, version: int) -> None:
     """Give the fields that a version does not have their defaults."""
     for field in value.FIELDS:
-        if not field.present(version):
+        if not field.is_in_version(version):
             setattr(value, field.name, field.fresh_default())
             continue
         inner = getattr(value, field.name)

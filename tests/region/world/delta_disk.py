@@ -113,7 +113,7 @@ class ModelLog(StoreDeltaLog):
         )
         return self.load()
 
-    def reaches(self, folder: str) -> bool:
+    def reaches_same_store(self, folder: str) -> bool:
         """Return that the library and the store are one."""
         del folder
         return True
@@ -122,7 +122,7 @@ class ModelLog(StoreDeltaLog):
         """Return whether this version of the table has no file."""
         return not table.files
 
-    def files_of(self, table: Any) -> list[dict[str, Any]]:
+    def data_file_entries(self, table: Any) -> list[dict[str, Any]]:
         """Return the files of this version of the table."""
         return [{"path": path, "size_bytes": 1, "num_records": rows} for path, rows in table.files.items()]
 

@@ -9,13 +9,13 @@ from uuid import UUID
 from kohort.client.offsets import GroupMetadata, OffsetAndMetadata
 from kohort.errors import ErrorCode
 from kohort.groups.config import GroupConfig
-from kohort.groups.consumer.assignment import compute
+from kohort.groups.consumer.assignment import compute_target_assignment
 from kohort.groups.effects import ComputeAssignment, Effects, Now, OffsetCommitReply, OffsetFetchReply
 from kohort.groups.events import (
     Event,
     OffsetFetch,
     OffsetToCommit,
-    Tick,
+    TimersDue,
     Topic,
     TopicImage,
     TopicsChanged,
@@ -25,7 +25,7 @@ from kohort.groups.events import (
 from kohort.groups.machine import GroupMachine
 from kohort.groups.records import Record
 from kohort.ids import TopicPartition
-from kohort.region.records import Initial, Part, Position
+from kohort.region.records import InitialOffset, Part, Position
 from tests.region.world.memberships import (
     BEAT_MS,
     SESSION_MS,
@@ -123,14 +123,14 @@ class Group:
     def _computed(self, work: ComputeAssignment, load: int) -> Callable[[], None]:
         def done() -> None:
             if load == self._loads:
-                self.do(compute(work))
+                self.do(compute_target_assignment(work))
 
         return done
 
     def _tick(self) -> None:
         due = self.machine.next_deadline_ms()
         if due is not None and due <= self.clock.now_ms:
-            self.do(Tick())
+            self.do(TimersDue())
         self.clock.after(50, self._tick)
 
     # -- members
@@ -187,7 +187,9 @@ class Group:
         return {offset.partition: offset.offset for offset in answers[0].offsets if offset.offset >= 0}
 
 
-def wrong_offsets(committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, Initial]) -> str:
+def wrong_offsets(
+    committed: dict[int, int], positions: dict[Part, Position], initial: dict[Part, InitialOffset]
+) -> str:
     """Where the group's offsets are not the last sequence's.
 
     Except of what nobody has read, or not since all went back to the initial state: members set these back when they

@@ -530,7 +530,7 @@ class IcebergWriter:
         disk.bucket.put(disk.name_of(path), b"")
         disk.foreign.add(path)
         with transaction.update_snapshot().fast_append() as producer:
-            producer.append_data_file(described(path, 1, 1).entry(0))
+            producer.append_data_file(described(path, 1, 1).to_data_file(0))
         disk.bucket.commit(transaction._requirements, transaction._updates)
 
 

@@ -349,7 +349,7 @@ class LakeDisk(Disk):
     def _read_table(self) -> Counter[Record]:
         """Read the table as a stranger does."""
         with DuckLake(self.folder, self.place).transaction() as at:
-            rows = at.ask(f'SELECT "partition", "offset" FROM {{lake}}.main.{TABLE}')
+            rows = at.query_rows(f'SELECT "partition", "offset" FROM {{lake}}.main.{TABLE}')
         foreign = {offset for part, offset in rows if part == FOREIGN}
         if foreign != self.foreign:
             raise ViolatedError(f"{foreign ^ self.foreign} of another program changed in {self.place}")

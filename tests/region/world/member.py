@@ -23,7 +23,7 @@ from kohort.region.member import events as member_events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import CheckpointAttempt, Identity, Order
-from kohort.region.records import Part, Position, part_of
+from kohort.region.records import Part, Position, to_part
 from kohort.region.sinks import Keep, publish_rows
 from kohort.region.sinks.availability import AWAY
 from kohort.region.sinks.dead_letters import LETTERS
@@ -216,7 +216,7 @@ class Member:
         able = [part for part in sorted(self.positions) if self.positions[part] < self.world.ends[part]]
         if not self.polls or self.clock.now_ms < self.dozes_until_ms or self.world.losses.meet(self):
             return
-        if not able or not self.flow.room():
+        if not able or not self.flow.free_record_count():
             return
         part = chance.choice(able)
         most = 50 if self.world.healed else 5
@@ -230,7 +230,7 @@ class Member:
         ]
         self.positions[part] = stop
         end = Position(part.group, part.topic, part.topic_id, part.partition, stop)
-        self.flow.put(FetchedTable(pa.table(columns, names=["topic", *SCHEMA.names]), {part: end}))
+        self.flow.add_fetched(FetchedTable(pa.table(columns, names=["topic", *SCHEMA.names]), {part: end}))
 
     # -- the application
 
@@ -345,7 +345,7 @@ class Member:
             self.flow.discard_partitions()
             self.positions.clear()
             if self.states is not None:
-                self.states.kept.clear()
+                self.states.kept.forget_all_partitions()
             self.begin_epoch(back.epoch)
             self.later(lambda: self.step(member_events.ApplicationReset(back.epoch)))
 
@@ -366,7 +366,7 @@ class Member:
                     self.plane.send_in(self.connection, report)
             case member_events.BeginEpoch(epoch):
                 self.begin_epoch(epoch)
-                self.flow.open()
+                self.flow.open_for_application()
             case member_events.StartPolling():
                 self.polls = True
             case member_events.StopPolling(clear):
@@ -383,17 +383,17 @@ class Member:
                 self.later(lambda: self.save(cut))
             case member_events.ResumeSubmitting():
                 self.drains = None
-                self.flow.open()
+                self.flow.open_for_application()
             case member_events.ResetApplication():
                 self.drains, self.goes_back = None, effect
                 self.flow.close_for_application()
                 self.look_whether_idle()
             case member_events.SeekPositions(positions):
                 for position in positions:
-                    self.positions[part_of(position)] = position.offset
-                    self.flow.begin(position, part_of(position))
+                    self.positions[to_part(position)] = position.offset
+                    self.flow.set_start_offset(position, to_part(position))
                     if self.states is not None:
-                        self.states.kept.begin(part_of(position), position.state)
+                        self.states.kept.set_saved_state(to_part(position), position.state)
             case member_events.LookUpStartOffsets(number, first, added):
                 topics = {part._replace(partition=0) for part in first}
                 whole = [part for part in self.world.ends if part._replace(partition=0) in topics]
@@ -430,7 +430,7 @@ class Member:
         self.world.losses.passed.pop((self.name, epoch), None)  # of another history, after the topic was brought back
         self.say_waits("")
         self.again_ms = 0
-        self.stager.begin(epoch)
+        self.stager.begin_epoch(epoch)
         self.touched.clear()
 
     def publish(self, place: str) -> None:

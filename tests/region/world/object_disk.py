@@ -168,7 +168,7 @@ class ObjectDisk(Disk):
         return {**self.void, **self.wanted}
 
     def _generation(self) -> tuple[Generation, PublishedSequenceLog]:
-        return StoreGenerations(self._store, self._log).newest(), self._log
+        return StoreGenerations(self._store, self._log).newest_generation(), self._log
 
     def _changed(self, path: str, is_new: bool) -> None:
         if path.startswith(self.LOG if is_new else self.READABLE):

@@ -10,7 +10,7 @@ from uuid import UUID
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.machine import RegionMachine
 from kohort.region.control_plane.state import MemberPhase, RegionFacts
-from kohort.region.messages import AskReset, Emptying, Report, Stop
+from kohort.region.messages import EmptySinksConfirmation, RegionResetRequest, Report, StopOrder
 from kohort.region.records import Manifest
 from kohort.region.server import LOOK_S, Pauses, RetryingFactWriter, TermOverError
 from kohort.region.states import RegionState
@@ -59,7 +59,7 @@ class Plane:
             return
         self._check_cut()
         self._check_reset()
-        due = self.machine.due_ms()
+        due = self.machine.next_deadline_ms()
         if due is not None and due <= self.clock.now_ms and self.clock.now_ms >= self.sleeps_until_ms:
             self.step(plane_events.ClockTick())
         self.clock.after(50, self._tick)
@@ -131,15 +131,29 @@ class Plane:
         plane = self.machine.plane
         if not self.alive or not plane.members:
             return
-        places = tuple(sorted({place for member in plane.members.values() for place in member.places} | plane.places))
+        places = tuple(
+            sorted({place for member in plane.members.values() for place in member.sink_names} | plane.places)
+        )
         if plane.sequence:
             wanted, coming = plane.pending, len(plane.emptying)
-            for confirms in (None, Emptying(UUID(int=1), places), Emptying(REGION_ID, places[1:])):
-                self.step(plane_events.MessageReceived(-1, AskReset("?", forced=True, initial=True, confirms=confirms)))
+            for confirms in (
+                None,
+                EmptySinksConfirmation(UUID(int=1), places),
+                EmptySinksConfirmation(REGION_ID, places[1:]),
+            ):
+                self.step(
+                    plane_events.MessageReceived(
+                        -1, RegionResetRequest("?", forced=True, initial=True, confirms=confirms)
+                    )
+                )
                 if places and (plane.pending is not wanted or len(plane.emptying) > coming):
                     raise ViolatedError(f"the initial state is asked for with {confirms}, and is granted")
-        confirms = Emptying(REGION_ID, places)
-        self.step(plane_events.MessageReceived(-1, AskReset("a person", forced=True, initial=True, confirms=confirms)))
+        confirms = EmptySinksConfirmation(REGION_ID, places)
+        self.step(
+            plane_events.MessageReceived(
+                -1, RegionResetRequest("a person", forced=True, initial=True, confirms=confirms)
+            )
+        )
 
     def step(self, event: plane_events.Event) -> None:
         before, waits = self.machine.state, self._late_by_their_sinks_alone()
@@ -209,7 +223,7 @@ class Plane:
             case plane_events.SendMessage(connection, order):
                 client = self.clients.get(connection)
                 if client is not None:
-                    if isinstance(order, Stop) and not order.cause:
+                    if isinstance(order, StopOrder) and not order.cause:
                         self._check_is_not_needed(client)
                     key = -connection
                     at_ms = max(self.clock.now_ms + self.clock.chance.randint(1, 40), self.world.busy.get(key, 0))
@@ -226,9 +240,9 @@ class Plane:
                 self._write(self._writer.commit(effect))
             case plane_events.WriteLogLine(_, text):
                 self.clock.log(f"term {self.term}: {text}")
-            case plane_events.CheckOutsiders(group):
+            case plane_events.FindOutsideClients(group):
                 self.clock.after(
-                    20, lambda: self.step(plane_events.OutsidersChecked(group, ())) if self.alive else None
+                    20, lambda: self.step(plane_events.OutsideClientsChecked(group, ())) if self.alive else None
                 )
             case plane_events.CheckProcess(process):
                 self.clock.after(self.clock.chance.randint(1, 150), lambda: self._look_at_process(process))

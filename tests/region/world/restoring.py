@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kohort.errors import KafkaError
 from kohort.groups.records import Record as Journaled
 from kohort.region.fact_table import FactTable
-from kohort.region.records import Stopped, staged_keys_by_sink
+from kohort.region.records import RegionStopped, staged_keys_by_sink
 from kohort.region.region_topic import SavedFacts, facts_of_region
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
@@ -71,7 +71,7 @@ class Restoring:
         if world.healed or kept is None or void or world.stored.eras != kept.stored.eras or world.stored.differs:
             return
         unpublished = (
-            self._saved().known(REGION, 0).unpublished()
+            self._saved().to_region_facts(REGION, 0).unpublished_keys()
         )  # without what is staged for it, the region would wait for a person
         places = sorted(place for place in world.disks if place not in unpublished)
         if self.chance.random() < 0.5 and places:
@@ -108,7 +108,7 @@ class Restoring:
         world.group.bring_back(kept.group)
         world.group.end(world.log.epoch, commit=False)  # a producer that begins aborts what was open in the copy
         saved = self._saved()
-        stored.unpublished = set(saved.known(REGION, 0).unpublished())
+        stored.unpublished = set(saved.to_region_facts(REGION, 0).unpublished_keys())
         for place, disk in world.disks.items():
             last, known = disk.shows(), saved.shown.get(place)
             if last not in _histories(
@@ -126,7 +126,7 @@ class Restoring:
     # -- the person
 
     def _saved(self) -> SavedFacts:
-        return facts_of_region(REGION, WorldReader(self.world.log).follow())
+        return facts_of_region(REGION, WorldReader(self.world.log).read_all_facts())
 
     def _stopped(self) -> str:
         stopped = self._saved().stopped
@@ -146,7 +146,7 @@ class Restoring:
             differs = sorted(world.stored.differs)
             for place in [place for place in differs if place in stopped] or differs:
                 self._adopt(world.disks[place])
-            WorldPen(world.log).save([Stopped(REGION, "", "", "", world.clock.now_ms)])
+            WorldPen(world.log).save([RegionStopped(REGION, "", "", "", world.clock.now_ms)])
         except KafkaError as error:
             world.clock.log(f"a person tries again: {error}")
             return
@@ -160,14 +160,14 @@ class Restoring:
     def _adopt(self, disk: Disk) -> None:
         stored, last = self.world.stored, disk.shows()
         WorldPen(self.world.log).adopt(disk.place, "", last)
-        known = self._saved().known(REGION, 0)
+        known = self._saved().to_region_facts(REGION, 0)
         numbers = {place: stored.checkpoint_id_in(place) for place in stored.unpublished if place != disk.place}
         owed = stored.unpublished | {disk.place}  # the topic may not know yet that a place has the sequence
         stored.numbers = {place: number for place, number in numbers.items() if number != known.sequence}
         stored.sequence, stored.places, stored.unpublished = (
             known.sequence,
             frozenset(known.places),
-            owed.intersection(known.unpublished()),
+            owed.intersection(known.unpublished_keys()),
         )
         stored.empties = known.empties
         stored.differs.discard(disk.place)
@@ -178,7 +178,7 @@ class Restoring:
             disk.goes_back(empties=True)
         self.adopted += 1
         self.world.clock.log(f"a person adopts that {disk.place} shows {last}: sequence {stored.sequence}")
-        if not known.bounds(disk.place).allows_id(last):
+        if not known.sink_id_bounds(disk.place).allows_id(last):
             raise ViolatedError(f"{disk.place} shows {last} and was adopted, and is of another history still")
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
 from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
-from kohort.region.records import KeyedStateHead, Manifest, Part, Position, part_of
+from kohort.region.records import KeyedStateHead, Manifest, Part, Position, to_part
 from tests.region.volume import Calls, Volume
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION_ID, part
@@ -44,12 +44,12 @@ class StatesDisk:
         """
         place = RegionStateStore(FolderStateStore(PLACE, Calls(self.volume)), PLACE, REGION_ID)
         for position in manifest.positions:
-            begin = self.world.stored.initial[part_of(position)].offset
+            begin = self.world.stored.initial[to_part(position)].offset
             wanted = made_of(range(begin, position.offset))
             found = _read(place, position)
             if found != wanted:
                 raise ViolatedError(
-                    f"the state of {part_of(position)} at {position.offset} lacks {wanted - found}, "
+                    f"the state of {to_part(position)} at {position.offset} lacks {wanted - found}, "
                     f"and has {found - wanted} too much"
                 )
 
@@ -63,9 +63,9 @@ def _read(place: RegionStateStore, position: Position) -> Counter[bytes]:
     if position.state is None:
         return Counter()
     try:
-        state = LoadedKeyedState(part_of(position), place, position.state, None)
+        state = LoadedKeyedState(to_part(position), place, position.state, None)
     except CorruptDataError as error:
-        raise ViolatedError(f"the state of {part_of(position)} can't be read: {error}") from error
+        raise ViolatedError(f"the state of {to_part(position)} can't be read: {error}") from error
     found = Counter({key: int(value) for key, value in StateMapping(state, lambda: True).items()})
     state.close()
     return found
@@ -120,7 +120,7 @@ class MemberStates:
 
     def sweep(self) -> None:
         for due in self.kept.on_checkpoint_completed():
-            self.kept.place.sweep(due)
+            self.kept.store.sweep(due)
 
     def die(self) -> None:
         self.calls.dead = True

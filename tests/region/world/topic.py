@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kohort.region.records import Contribution, Initial, Manifest, Part, Position, Shown, part_of, staged_keys_by_sink
+from kohort.region.records import (
+    Contribution,
+    InitialOffset,
+    Manifest,
+    Part,
+    Position,
+    PublishedCheckpoint,
+    staged_keys_by_sink,
+    to_part,
+)
 from kohort.region.sinks.bound import offsets_as_json
 from tests.region.world.clock import ViolatedError
 from tests.region.world.disk import Disk, Record
@@ -37,11 +46,11 @@ class Stored:
     passed: dict[tuple[str, int], set[Record]] = field(default_factory=dict)
     term: int = 0
     sequence: int = 0
-    initial: dict[Part, Initial] = field(default_factory=dict)
+    initial: dict[Part, InitialOffset] = field(default_factory=dict)
     positions: dict[Part, Position] = field(default_factory=dict)
     empties: bool = False
 
-    def show(self, fact: Shown) -> None:
+    def show(self, fact: PublishedCheckpoint) -> None:
         """A place shows a sequence, as its control plane has it."""
         if fact.place in self.unpublished and fact.sequence == self.checkpoint_id_in(fact.place):
             raise ViolatedError(f"sequence {fact.sequence} is said to be in {fact.place}, and is not")
@@ -58,7 +67,7 @@ class Stored:
         self.went_back_by = manifest
         self.sequence, self.empties = manifest.sequence, manifest.empties
         self.eras += 1
-        self.positions = {part_of(position): position for position in manifest.positions}
+        self.positions = {to_part(position): position for position in manifest.positions}
         self.unpublished, self.places = set(manifest.places), frozenset(manifest.places)
         for place, disk in self.disks.items():
             empties = manifest.empties and place in manifest.places
@@ -75,7 +84,7 @@ class Stored:
             raise ViolatedError(
                 f"sequence {manifest.sequence} is complete before {self.sequence} is in {self.unpublished}"
             )
-        ends = {part_of(position): position for position in manifest.positions}
+        ends = {to_part(position): position for position in manifest.positions}
         for place, disk in self.disks.items():
             if place in self.differs:
                 continue  # what it shows under this number is of the other history
@@ -105,7 +114,7 @@ class Stored:
     def _share(self, place: str, contributions: tuple[Contribution, ...]) -> dict[Part, tuple[int, int]]:
         """Return the partitions read by the members that write to a place."""
         those = [given for given in contributions if place in self.writes[given.member, given.epoch]]
-        return {part_of(span): (span.begin, span.end) for given in those for span in given.spans}
+        return {to_part(span): (span.begin, span.end) for given in those for span in given.spans}
 
     def _lost(self, place: str, contributions: tuple[Contribution, ...]) -> set[Record]:
         """Records that the members which write to a place could not read any more."""
@@ -114,7 +123,7 @@ class Stored:
 
     def _check_shares(self, ends: dict[Part, Position], contributions: tuple[Contribution, ...]) -> None:
         """All shares together are what comes after the last sequence, and nothing else."""
-        read = {part_of(span): (span.begin, span.end) for given in contributions for span in given.spans}
+        read = {to_part(span): (span.begin, span.end) for given in contributions for span in given.spans}
         for part, position in ends.items():
             come = self._come(part)
             if read.get(part, (come, come)) != (come, position.offset):
@@ -129,6 +138,6 @@ class Stored:
     def _check_spans(self, manifest: Manifest, contributions: tuple[Contribution, ...]) -> None:
         if manifest.sequence != self.sequence + 1 or manifest.term != self.term:
             raise ViolatedError(f"sequence {manifest.sequence} of term {manifest.term} follows {self.sequence}")
-        owners = Counter(part_of(span) for given in contributions for span in given.spans)
+        owners = Counter(to_part(span) for given in contributions for span in given.spans)
         if any(count > 1 for count in owners.values()):
             raise ViolatedError(f"two owners in sequence {manifest.sequence}: {owners}")

@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Any
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.fact_table import FactTable, StoredRecord
-from kohort.region.record_codec import key_of, value_of
-from kohort.region.records import Birth, Contribution, Epoch, Fact, Initial, Manifest, Shown, Stopped, Term, part_of
+from kohort.region.record_codec import encode_fact_key, encode_fact_value
+from kohort.region.records import (
+    Contribution,
+    EpochBegun,
+    Fact,
+    InitialOffset,
+    Manifest,
+    PublishedCheckpoint,
+    RegionCreated,
+    RegionStopped,
+    TermBegun,
+    to_part,
+)
 from kohort.region.region_key import SEAL, RecordAuthor
 from kohort.region.region_log import TRANSACTION_MS, RegionLogWriter
 from kohort.region.server import OffsetsRefusal
@@ -77,9 +88,9 @@ class Log:
         self.producer_id = 100
         self.open: Transaction | None = None
         self.writes_sequence = self.adopts = False
-        birth = Birth(REGION, REGION_ID, 0)
+        birth = RegionCreated(REGION, REGION_ID, 0)
         self.table = FactTable(KEY, REGION)
-        self.table.facts[key_of(birth)] = 0, birth
+        self.table.facts[encode_fact_key(birth)] = 0, birth
         self.written: list[StoredRecord] = []
         self.strangers = Strangers(self, seed)
 
@@ -187,11 +198,11 @@ class Log:
         contributions = tuple(fact for fact in facts if isinstance(fact, Contribution))
         for fact in facts:
             match fact:
-                case Term():
+                case TermBegun():
                     stored.term = fact.term
-                case Initial():
-                    stored.initial.setdefault(part_of(fact), fact)
-                case Shown():
+                case InitialOffset():
+                    stored.initial.setdefault(to_part(fact), fact)
+                case PublishedCheckpoint():
                     stored.show(fact)
                 case Manifest() if is_sequence:
                     stored.commit(fact, contributions)
@@ -204,7 +215,7 @@ class Log:
                 case Manifest():
                     self.clock.log(f"sequence {fact.sequence} is the initial state")
                     stored.go_back(fact)
-                case Epoch() | Stopped() | Contribution() | Birth():
+                case EpochBegun() | RegionStopped() | Contribution() | RegionCreated():
                     pass
                 case _:
                     raise AssertionError(fact)
@@ -241,13 +252,13 @@ class Strangers:
     def _forged(self, log: Log, old: StoredRecord) -> tuple[bytes, bytes | None]:
         stored, now_ms = log.world.stored, log.clock.now_ms
         facts: list[Fact] = [
-            Term(REGION, stored.term + 1, "stranger", 1, b"", now_ms),
-            Epoch(REGION, 10**6, stored.term, 10**6, 0, "a stranger", now_ms),
-            Stopped(REGION, "a stranger", "", "", now_ms),
+            TermBegun(REGION, stored.term + 1, "stranger", 1, b"", now_ms),
+            EpochBegun(REGION, 10**6, stored.term, 10**6, 0, "a stranger", now_ms),
+            RegionStopped(REGION, "a stranger", "", "", now_ms),
             Manifest(REGION, REGION_ID, stored.sequence + 1, stored.term, 0, now_ms, (), (), ()),
         ]
         fact = self._chance.choice(facts)
-        forged = key_of(fact), value_of(fact)
+        forged = encode_fact_key(fact), encode_fact_value(fact)
         assert old.key is not None
         return self._chance.choice((forged, forged, (old.key, None)))
 
@@ -329,8 +340,8 @@ class WorldReader:
     def table(self) -> FactTable:
         return self._log.table
 
-    def follow(self) -> list[Fact]:
-        return self.table.in_order()
+    def read_all_facts(self) -> list[Fact]:
+        return self.table.facts_in_log_order()
 
     def close(self) -> None:
         """Nothing is held."""

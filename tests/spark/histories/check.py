@@ -149,7 +149,7 @@ def what_is_left_stays_left(story: Story) -> Iterator[str]:
         if not tasks.repeated or tasks.planned_ranges == "all":
             continue
         for partition, span in tasks.ranges.items():
-            if not span.offsets or partition.topic in story.remade:
+            if not span.offset_count or partition.topic in story.remade:
                 continue
             if partition not in tasks.reads:
                 left[tasks.batch].setdefault(partition, tasks.life)

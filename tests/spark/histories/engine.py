@@ -24,7 +24,7 @@ from tests.spark.histories.settings import Trigger
 from kohort.ids import TopicPartition
 from kohort.spark.data_source import KohortDataSource
 from kohort.spark.options import parse_options
-from kohort.spark.schema import arrow_schema, columns_of
+from kohort.spark.schema import arrow_schema, column_names_of
 
 UNSETTLED_MS = 50
 """A query that ends in a rebalance that has lasted for longer has not looked at its group before it ended."""
@@ -83,7 +83,7 @@ class Execution:
         self.offsets, self.commits = Log(checkpoint / "offsets"), Log(checkpoint / "commits")
         self._sink, self._reach, self._record = sink, reach, report
         declared = KohortDataSource(options)
-        self._schema = arrow_schema(columns_of(parse_options(options)))
+        self._schema = arrow_schema(column_names_of(parse_options(options)))
         self._source = dumps(declared)
         self.reader = loads(self._source).streamReader(from_arrow_schema(self._schema))
         self._workers: Any = None
@@ -139,7 +139,7 @@ class Execution:
     def _watch_looks(self) -> list[tuple[str, int, int]]:
         """Note what the query looks at from now on; give topic, partition and end of all that it may be given."""
         catalog = self.reader._driver()._catalog
-        ends = catalog.ends
+        ends = catalog.end_offsets
 
         def noted(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
             wanted = list(partitions)
@@ -148,7 +148,7 @@ class Execution:
             return found
 
         every = ends(catalog.partitions(known=None))
-        catalog.ends = noted
+        catalog.end_offsets = noted
         return [(*tp, end) for tp, end in every.items()]
 
     def _holds(self) -> set[TopicPartition]:

@@ -108,14 +108,14 @@ class Run:
 
 def slow_looks(ms: int) -> None:
     """Have each look at partitions' ends take its time."""
-    ends = TopicCatalog.ends
+    ends = TopicCatalog.end_offsets
 
     def slowly(self: TopicCatalog, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         found = ends(self, partitions)
         time.sleep(ms / 1000)
         return found
 
-    TopicCatalog.ends = slowly  # type: ignore[method-assign]
+    TopicCatalog.end_offsets = slowly  # type: ignore[method-assign]
 
 
 COLUMNS = "value,topic,partition,offset,generation,rangeStart,rangeEnd"

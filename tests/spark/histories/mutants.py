@@ -8,7 +8,7 @@ from typing import Any
 import kohort.spark.source.group_offsets as place_module
 import kohort.spark.source.readers as readers_module
 from kohort.ids import TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, CheckpointPosition, Committed, OffsetRange
+from kohort.spark.source.batch_offset import BatchOffset, CheckpointPosition, CommittedPosition, OffsetRange
 from kohort.spark.source.bounds import ReadBound
 from kohort.spark.source.catalog import TopicCatalog
 from kohort.spark.source.group_offsets import GroupOffsets
@@ -20,16 +20,16 @@ from kohort.spark.source.readers import ReadTask
 
 def commits_before_the_sink() -> None:
     """A batch is committed when it is planned."""
-    plan = SourceQuery.plan
+    plan = SourceQuery.plan_batch
 
     def planned(self: SourceQuery, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         batch = plan(self, start, limited=limited)
         if batch is not None:
             group = self._coordinator._group  # type: ignore[attr-defined]
-            group.commit(batch.ends(), CommitOrigin(self.identity, batch.batch, batch.generation, batch.ids))
+            group.commit(batch.end_offsets(), CommitOrigin(self.identity, batch.batch, batch.generation, batch.ids))
         return batch
 
-    SourceQuery.plan = planned  # type: ignore[method-assign]
+    SourceQuery.plan_batch = planned  # type: ignore[method-assign]
 
 
 def commits_no_claims() -> None:
@@ -40,7 +40,7 @@ def commits_no_claims() -> None:
 def resumes_at_the_checkpoint() -> None:
     """The checkpoint counts, whatever the group says."""
 
-    def resume(_query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
+    def resume(_query: str, committed: CommittedPosition | None, reached: CheckpointPosition | None) -> int | None:
         return reached.offset if reached is not None else committed and committed.offset
 
     place_module.choose_start_offset = resume
@@ -49,7 +49,7 @@ def resumes_at_the_checkpoint() -> None:
 def raises_by_anyones_checkpoint() -> None:
     """The checkpoint raises the group's offset, whoever committed it."""
 
-    def resume(_query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
+    def resume(_query: str, committed: CommittedPosition | None, reached: CheckpointPosition | None) -> int | None:
         return max((mutant.offset for mutant in (committed, reached) if mutant is not None), default=None)
 
     place_module.choose_start_offset = resume
@@ -58,7 +58,7 @@ def raises_by_anyones_checkpoint() -> None:
 def raises_by_a_batch_that_was_left() -> None:
     """The checkpoint raises what its own query committed since."""
 
-    def resume(query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
+    def resume(query: str, committed: CommittedPosition | None, reached: CheckpointPosition | None) -> int | None:
         if committed is None or reached is None or committed.stamp is None or committed.stamp.query != query:
             one = committed or reached
             return one and one.offset
@@ -81,34 +81,34 @@ def releases_inside_a_batch() -> None:
 
 def drops_a_partition_of_a_repeated_batch() -> None:
     """One partition of a batch that is run again is not read, and committed all the same."""
-    replay = SourceQuery.replay
+    replay = SourceQuery.ranges_to_replay
 
     def replayed(self: SourceQuery, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
         again = self._running is None
         batch = replay(self, start, planned)
-        full = [tp for tp, span in sorted(batch.spans.items()) if span.offsets]
+        full = [tp for tp, span in sorted(batch.spans.items()) if span.offset_count]
         if not again or not full:
             return batch
         kept = {tp: span for tp, span in batch.spans.items() if tp != full[0]}
         return BatchOffset(batch.query, batch.batch, batch.generation, kept)
 
-    SourceQuery.replay = replayed  # type: ignore[method-assign]
+    SourceQuery.ranges_to_replay = replayed  # type: ignore[method-assign]
 
 
 def repeats_with_new_ends() -> None:
     """A batch that is run again reads as far as there are records now."""
-    replay = SourceQuery.replay
+    replay = SourceQuery.ranges_to_replay
 
     def replayed(self: SourceQuery, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
         again = self._running is None
         batch = replay(self, start, planned)
         if not again:
             return batch
-        ends = self._catalog.ends(batch.spans)
+        ends = self._catalog.end_offsets(batch.spans)
         grown = {tp: OffsetRange(span.start, max(span.end, ends[tp])) for tp, span in batch.spans.items()}
         return BatchOffset(batch.query, batch.batch, batch.generation, grown)
 
-    SourceQuery.replay = replayed  # type: ignore[method-assign]
+    SourceQuery.ranges_to_replay = replayed  # type: ignore[method-assign]
 
 
 def repeats_what_others_read() -> None:
@@ -129,7 +129,7 @@ def reads_again_what_was_left() -> None:
 
 def ends_on_an_overtaken_look() -> None:
     """Where the group has gone on during a look, the query is told that there is nothing new."""
-    plan, begin = SourceQuery.plan, GroupOffsets.begin_batch
+    plan, begin = SourceQuery.plan_batch, GroupOffsets.begin_batch
 
     class Overtaken(Exception):
         pass
@@ -148,7 +148,7 @@ def ends_on_an_overtaken_look() -> None:
         finally:
             GroupOffsets.begin_batch = begin  # type: ignore[method-assign]
 
-    SourceQuery.plan = planned  # type: ignore[method-assign]
+    SourceQuery.plan_batch = planned  # type: ignore[method-assign]
 
 
 def starts_new_partitions_at_their_ends() -> None:
@@ -164,7 +164,7 @@ def starts_new_partitions_at_their_ends() -> None:
         there: Container[TopicPartition],
     ) -> dict[TopicPartition, int]:
         wanted = list(partitions)
-        new = catalog.ends(tp for tp in wanted if tp not in there)
+        new = catalog.end_offsets(tp for tp in wanted if tp not in there)
         return first((tp for tp in wanted if tp not in new), catalog, bound, again=again, there=there) | new
 
     place_module.start_offsets_without_commit = positions
@@ -200,7 +200,7 @@ def reads_a_record_too_far() -> None:
         running = self._running
         end_running(self, timeout_ms)
         for tp, span in (running.spans if running is not None else {}).items():
-            if span.offsets and self._positions.get(tp) == span.end:
+            if span.offset_count and self._positions.get(tp) == span.end:
                 self._positions[tp] = span.end + (1 if self._ends.get(tp, 0) > span.end else 0)
 
     SourceQuery._end_running = ended  # type: ignore[method-assign]

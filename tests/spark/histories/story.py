@@ -13,7 +13,7 @@ from tests.spark.histories.engine import Log
 from tests.spark.histories.life import STORY
 
 from kohort.client.consumer.range_reader import RangeReader
-from kohort.groups.records import GroupSaved, Kind, OffsetCommitted, Tombstone
+from kohort.groups.records import GroupSaved, OffsetCommitted, RecordKind, Tombstone
 from kohort.ids import TopicPartition
 from kohort.journal.codec import GroupRecordReader
 from kohort.spark.source.batch_offset import CommitStamp, OffsetRange
@@ -224,7 +224,7 @@ def _note_reads(tasks: Tasks, said: Mapping[str, Any]) -> None:
     """Add what the tasks read; a batch that was let go, and of which partitions are others' now, counts as repeated."""
     if "reads" in said:
         tasks.reads = {TopicPartition(topic, number) for topic, number in said["reads"]}
-        tasks.repeated |= any(span.offsets and tp not in tasks.reads for tp, span in tasks.ranges.items())
+        tasks.repeated |= any(span.offset_count and tp not in tasks.reads for tp, span in tasks.ranges.items())
 
 
 def _rows(said: list[list[Any]]) -> dict[TopicPartition, list[tuple[tuple[int, int, int], list[tuple[int, int]]]]]:
@@ -243,14 +243,14 @@ def read_journal(story: Story, servers: str, group: str, span: OffsetRange, repo
     with RangeReader(servers, columns=("key", "value", "timestamp")) as ranges:
         for batch in ranges.read(JOURNAL, span.start, span.end, fail_on_data_loss=False):
             for key, value, at in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                record = reader.read(key, value)
+                record = reader.decode_record(key, value)
                 at_ms = int(at.timestamp() * 1000)
                 if group in str(record):
                     lines.append(f"{at_ms} {record}\n")
                 if isinstance(record, OffsetCommitted) and record.group_id == group:
                     commit = Commit(at_ms, record.offset, CommitStamp.from_metadata(record.metadata))
                     story.commits.setdefault(TopicPartition(record.topic, record.partition), []).append(commit)
-                elif isinstance(record, Tombstone) and record.key[0] is Kind.OFFSET and record.key[1] == group:
+                elif isinstance(record, Tombstone) and record.key[0] is RecordKind.OFFSET and record.key[1] == group:
                     partition = TopicPartition(record.key[2], int(record.key[3]))
                     story.commits.setdefault(partition, []).append(Commit(at_ms, None, None))
                 elif isinstance(record, GroupSaved) and record.group_id == group:
@@ -260,6 +260,6 @@ def read_journal(story: Story, servers: str, group: str, span: OffsetRange, repo
                     before = now
                 elif getattr(record, "client_id", None) and getattr(record, "group_id", "") == group:
                     client_ids[record.member_id] = record.client_id  # type: ignore[union-attr]
-                elif isinstance(record, Tombstone) and record.key[0] is Kind.MEMBER and record.key[1] == group:
+                elif isinstance(record, Tombstone) and record.key[0] is RecordKind.MEMBER and record.key[1] == group:
                     story.evictions.append((at_ms, client_ids.get(record.key[2], "")))
     reported.write_text("".join(lines))

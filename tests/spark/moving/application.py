@@ -112,7 +112,7 @@ class Moving:
                 return {part: at.offset for part, at in found.items() if at is not None}
 
             for name in ("values", "counts"):
-                CheckpointLog(self.folder / name).convert("kafka", committed).write()
+                CheckpointLog(self.folder / name).plan_conversion("kafka", committed).write()
 
     def step(self, source: str, *, killed: bool) -> None:
         """One run of its own process, which goes on with what the file of the sinks has."""

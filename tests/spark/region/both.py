@@ -13,12 +13,12 @@ from kohort.ids import TopicPartition
 from kohort.region.control_plane import events as plane_events
 from kohort.region.control_plane.state import RegionFacts
 from kohort.region.member import events
-from kohort.region.records import Initial
+from kohort.region.records import InitialOffset
 
 
 def known(term: int = TERM, epoch: int = 5) -> RegionFacts:
     """A region in which nobody has read but from 100 on, and which expects nobody."""
-    initial = tuple(Initial("r", f"g{number}", topic, TOPIC, 0, 100) for number, topic in enumerate("tu"))
+    initial = tuple(InitialOffset("r", f"g{number}", topic, TOPIC, 0, 100) for number, topic in enumerate("tu"))
     return RegionFacts("r", REGION_ID, term=term, epoch=epoch, floor=4, sequence=7, initial=initial)
 
 

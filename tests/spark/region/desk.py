@@ -95,7 +95,7 @@ class Desk:
     def keeps_trigger_waiting(self) -> bool:
         return self.keeps
 
-    def begin(self, version: int, batch: int) -> bool:
+    def begin_batch(self, version: int, batch: int) -> bool:
         self._heed()
         self.before_begin()
         with self._changed:
@@ -167,11 +167,11 @@ class Region:
 
     def trigger(self, query: SourceQuery, start: BatchOffset) -> BatchOffset | None:
         """A trigger as Spark makes it: `latestOffset`, then `partitions`."""
-        query.finish(start)
-        planned = query.plan(start, limited=True)
+        query.commit_completed_batch(start)
+        planned = query.plan_batch(start, limited=True)
         if planned is None:
             return None
-        assert query.replay(start, planned) == planned
+        assert query.ranges_to_replay(start, planned) == planned
         self.batches.append(planned)
         return planned
 
@@ -210,7 +210,7 @@ def region(place: Place) -> Iterator[Region]:
     place.produce(range(20))
     sessions = SourceSessions()
     desk = Desk(place.topic(), uuid.UUID(topic_id))
-    board = ChannelServer(handlers={"lost": sessions.report_lost}, answers={"ask": sessions.answer})
+    board = ChannelServer(handlers={"lost": sessions.report_lost}, answers={"ask": sessions.answer_request})
     region = Region(place, desk, sessions, board)
     sessions.add(region.session, desk)
     yield region

@@ -24,7 +24,7 @@ from kohort.ids import TopicPartition
 from kohort.region import messages
 from kohort.region.consuming.member_thread import ControlPlaneLink
 from kohort.region.consuming.settings import MemberConfig
-from kohort.region.consuming.starts import start_of
+from kohort.region.consuming.starts import parse_start_option
 from kohort.region.member import events
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import MemberBehaviour
@@ -121,7 +121,7 @@ class Run:
 
     def ask(self, what: str, source: int = 0, **facts: Any) -> dict[str, Any]:
         session = self.sessions[source]
-        return SOURCE_SESSIONS.answer(
+        return SOURCE_SESSIONS.answer_request(
             self._identities[session], {"kind": "ask", "seat": session, "what": what, **facts}
         )
 
@@ -193,7 +193,7 @@ class Spark:
         self.runs.append(Run(checkpoint, sink, sessions))
         return self.runs[-1]
 
-    def is_over(self, error: BaseException) -> bool:
+    def has_spark_ended(self, error: BaseException) -> bool:
         return self.gone
 
 
@@ -220,7 +220,7 @@ class Driven:
                 "s" * (not number),
                 MemberBehaviour(True, True, of="q" * (len(topics) > 1), sources=len(topics)),
             )
-            config = MemberConfig((topic,), None, start_of("beginning", "earliest"))
+            config = MemberConfig((topic,), None, parse_start_option("beginning", "earliest"))
             consumer = cast(Consumer, self.groups[number])
             self.threads.append(SourceMemberThread(machine, consumer, (), config, self.query, number))
             self.threads[-1]._link = cast(ControlPlaneLink, self.planes[number])
@@ -253,16 +253,16 @@ class Driven:
 
     def begin(self, state: bytes | None = None, epoch: int = 5, member: int = 0, sequence: int = 7) -> None:
         self.threads[member].post(events.ControlPlaneConnected())
-        self.order(messages.Welcome(TERM, epoch, sequence, ("q0",), state), member=member)
+        self.order(messages.RegistrationAccepted(TERM, epoch, sequence, ("q0",), state), member=member)
 
     def give(self, offsets: dict[int, int], member: int = 0) -> None:
         """The group gives partitions, and the control plane says where they start."""
         topic = self.topics[member]
         self.groups[member].held |= {TopicPartition(topic, number) for number in offsets}
         self.turn(member)
-        asked = self.said(messages.AskStarts, member)[-1].number
+        asked = self.said(messages.StartOffsetsRequest, member)[-1].number
         found = tuple(Position(f"g{member}", topic, TOPIC, number, offset) for number, offset in offsets.items())
-        self.order(messages.Starts(TERM, asked, found), member=member)
+        self.order(messages.StartOffsetsAnswer(TERM, asked, found), member=member)
 
     def want(self, *numbers: int, member: int = 0) -> None:
         """The group wants partitions back."""
@@ -280,19 +280,19 @@ class Driven:
 
     def contribute(self, cut: CheckpointAttempt, member: int = 0, term: int = TERM) -> Contribution:
         names = tuple(f"q{number}" for number in range(len(self.threads)))
-        self.order(messages.Drain(term, cut), messages.Checkpoint(term, cut, names), member=member)
-        given = self.said(messages.Contributed, member)[-1]
+        self.order(messages.DrainOrder(term, cut), messages.ContributeOrder(term, cut, names), member=member)
+        given = self.said(messages.ContributionReport, member)[-1]
         assert given.cut == cut
         return given.contribution
 
     def sequence(self, cut: CheckpointAttempt, member: int = 0) -> dict[int, tuple[int, int]]:
         """A whole cut; gives where each partition began and ended."""
         given = self.contribute(cut, member)
-        self.order(messages.Completed(TERM, cut.sequence, 0), member=member)
+        self.order(messages.CheckpointCompleted(TERM, cut.sequence, 0), member=member)
         return spans_of(given)
 
     def reset(self, epoch: int, state: bytes | None, sequence: int, member: int = 0) -> None:
-        self.order(messages.Reset(TERM, epoch, sequence, state), member=member)
+        self.order(messages.ResetOrder(TERM, epoch, sequence, state), member=member)
 
     def goes_back(self, member: int = 0) -> None:
         until(lambda: not self.threads[member]._posted.empty(), "it has gone back", 10)

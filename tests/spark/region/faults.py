@@ -32,11 +32,11 @@ def forgets_what_a_look_misses(self: RegionOffsets, handed: AssignmentReply, at:
 
 def commits(self: RegionOffsets, batch: BatchOffset, timeout_ms: float | None = None) -> None:
     with Admin(self._options.bootstrap_servers) as admin:
-        admin.alter_consumer_group_offsets(str(self._options.group_id), batch.ends()).all()
+        admin.alter_consumer_group_offsets(str(self._options.group_id), batch.end_offsets()).all()
     FINISH(self, batch, timeout_ms)
 
 
-FINISH, HOLD = RegionOffsets.finish_batch, RegionOffsets.wait_assigned
+FINISH, HOLD = RegionOffsets.finish_batch, RegionOffsets.wait_assigned_partitions
 
 
 def no_assignment_versions(self: RegionOffsets, start: BatchOffset, at: Any) -> AssignedPartitions | None:
@@ -56,7 +56,7 @@ FAULTS: list[tuple[str, Callable[..., Any]]] = [
     ("begin_batch", lambda self, held, batch: True),
     ("finish_batch", lambda self, batch, timeout_ms=None: None),
     ("finish_batch", commits),
-    ("wait_assigned", no_assignment_versions),
-    ("wait_assigned", no_epoch),
+    ("wait_assigned_partitions", no_assignment_versions),
+    ("wait_assigned_partitions", no_epoch),
 ]
 """The method that each stands in for, and what it does."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kohort.client.settings import Servers
-from kohort.region.records import Contribution, Epoch, Fact, Manifest, Term
+from kohort.region.records import Contribution, EpochBegun, Fact, Manifest, TermBegun
 from kohort.region.region_key import region_key
-from kohort.region.region_topic import TopicReader, ensure_regions_topic, partition_of
+from kohort.region.region_topic import TopicReader, ensure_regions_topic, region_partition
 
 FIRST = 1
 """The first epoch of a region. It looks like a reset, but is none, because nothing was staged before."""
@@ -74,7 +74,7 @@ class History:
     settings: Mapping[str, Any]
     sequences: list[SequenceStep] = field(default_factory=list)
     resets: list[Reset] = field(default_factory=list)
-    terms: list[Term] = field(default_factory=list)
+    terms: list[TermBegun] = field(default_factory=list)
     _given: dict[tuple[int, str], Contribution] = field(default_factory=dict)
     _reader: TopicReader | None = None
 
@@ -85,9 +85,9 @@ class History:
             KafkaError: the topic can't be read.
         """
         if self._reader is None:
-            where = partition_of(self.region, ensure_regions_topic(self.servers, self.settings))
+            where = region_partition(self.region, ensure_regions_topic(self.servers, self.settings))
             self._reader = TopicReader(self.servers, self.settings, where, region_key(), self.region)
-        for fact in self._reader.advance():
+        for fact in self._reader.read_new_facts():
             self._take(fact)
 
     def _take(self, fact: Fact) -> None:
@@ -99,9 +99,9 @@ class History:
             case Manifest():
                 given = tuple(self._given.pop((fact.sequence, name)) for name in fact.members)
                 self.sequences.append(SequenceStep(fact.sequence, fact.at_ms, given))
-            case Epoch() if fact.floor == fact.epoch > FIRST:
+            case EpochBegun() if fact.floor == fact.epoch > FIRST:
                 self.resets.append(Reset(fact.epoch, self.last, fact.cause, fact.at_ms))
-            case Term(stated=0):
+            case TermBegun(stated=0):
                 self.terms.append(fact)
             case _:
                 pass

@@ -156,7 +156,7 @@ def patch(step: str, nth: int) -> None:
         case "derived":
             _around(query_run, "clone_checkpoint", after=dies)
         case "staged":
-            _around(StagedBatches, "add", after=dies)
+            _around(StagedBatches, "add_batch", after=dies)
         case "contributes":
             _around(query_run.RegionQuery, "contribute", before=dies)
         case "contributed":

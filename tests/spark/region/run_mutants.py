@@ -35,13 +35,13 @@ def _under_any_assignment_version(self: RegionQuery, run: Any, member: SourceMem
         }
 
     with (
-        mock.patch.object(SourceAssignments, "handed", handed),
+        mock.patch.object(SourceAssignments, "all_assigned", handed),
         mock.patch.object(StagedBatches, "last_included_batch", return_value=-1),
     ):
         return _ENDS(self, run, member, last)
 
 
-_HANDED = SourceAssignments.handed
+_HANDED = SourceAssignments.all_assigned
 
 
 def _gives_back_in_a_cut(self: SourceMemberThread) -> None:

@@ -122,7 +122,7 @@ class Run:
         for path in (self.checkpoint / "state" / "0").rglob("*"):
             kept = parse_state_file_name(path.name)
             if kept is not None:
-                found.setdefault(path.parent, set()).update([kept.version] if kept.whole else ())
+                found.setdefault(path.parent, set()).update([kept.version] if kept.is_snapshot else ())
         return set.intersection(*found.values()) if found else set()
 
 
@@ -157,7 +157,7 @@ def taken_back_twice(
     runs = [Run(spark, operator, timeline, Path(entry)) for timeline, entry in zip(timelines, place, strict=True)]
     with settings(spark, {f"{_STORE}minDeltasForSnapshot": OFTEN}):
         runs[0].until_batch(plan.given_up, lambda: max(runs[0].snapshots(), default=0) > plan.back + 2)
-    assert folders.last_batch(place[0]) == plan.given_up - 1
+    assert folders.last_completed_batch(place[0]) == plan.given_up - 1
     before = contents(Path(place[0]))
     folders.clone_checkpoint(place[0], place[1], plan.back)
     with settings(spark, {f"{_STORE}minDeltasForSnapshot": later_snapshots}):

@@ -12,7 +12,7 @@ import pytest
 from tests.spark.region.runs import settings
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.folders import clone_checkpoint, last_batch
+from kohort.spark.region.folders import clone_checkpoint, last_completed_batch
 
 pytestmark = [pytest.mark.spark, LAST_RESORT]
 MADE = 1_700_000_000
@@ -85,7 +85,7 @@ def test_a_batch_without_rows_counts_as_any_other(session: Any, tmp_path: Path) 
     put(tmp_path / "in", 0, 1, 2)
     put(tmp_path / "in", 1, 12)
     first = run(windows(session, tmp_path / "in"), tmp_path / "e1")
-    assert first == {0: [], 1: [], 2: [(0, 2)]} and last_batch(f"{tmp_path}/e1") == 2
+    assert first == {0: [], 1: [], 2: [(0, 2)]} and last_completed_batch(f"{tmp_path}/e1") == 2
     clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e2", 1)
     clone_checkpoint(f"{tmp_path}/e1", f"{tmp_path}/e3", 2)
     put(tmp_path / "in", 2, 13, 25)

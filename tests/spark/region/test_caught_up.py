@@ -10,12 +10,12 @@ from uuid import UUID
 import pytest
 
 from kohort.ids import TopicPartition
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.region.records import Position
 from kohort.region.sinks import Sink
 from kohort.spark.region import spark_region as module
-from kohort.spark.region.query_spec import DeclaredQuery, declare
-from kohort.spark.region.spark_region import current_end_offsets, has_published_up_to, query_of
+from kohort.spark.region.query_spec import DeclaredQuery, check_query_arguments
+from kohort.spark.region.spark_region import current_end_offsets, has_published_up_to, pinned_query_of
 
 PARTITIONS, END = 6, 10
 
@@ -37,13 +37,13 @@ class Topic:
 def query(name: str, **how: Any) -> DeclaredQuery:
     sink = cast(Sink, SimpleNamespace(bind=None))
     source = {"subscribe": "t", "group.id": "g", "group.protocol": "classic"}
-    return declare(name, lambda frame: frame, source, sink, cast(Any, how), ("127.0.0.1:1", {}))
+    return check_query_arguments(name, lambda frame: frame, source, sink, cast(Any, how), ("127.0.0.1:1", {}))
 
 
-def at(numbers: Iterable[int]) -> RegionSeen:
+def at(numbers: Iterable[int]) -> RegionStatus:
     """A region that has published all of these partitions, and nothing of the others."""
     positions = [Position("g", "t", UUID(int=1), number, END) for number in numbers]
-    return cast(RegionSeen, SimpleNamespace(published=9, sequence=9, positions=positions))
+    return cast(RegionStatus, SimpleNamespace(published=9, sequence=9, positions=positions))
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def own(name: str) -> set[int]:
-    return {number for number in range(PARTITIONS) if query_of("t", number, ("a", "b")) == name}
+    return {number for number in range(PARTITIONS) if pinned_query_of("t", number, ("a", "b")) == name}
 
 
 def test_a_pinned_query_is_done_with_its_own_partitions_while_another_is_away() -> None:

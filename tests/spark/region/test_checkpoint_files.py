@@ -10,7 +10,7 @@ import pytest
 
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.spark.region.checkpoint_files import parse_operator_metadata, relocate_operator_metadata
-from kohort.spark.region.folders import find_source_offset, last_batch, offsets_of
+from kohort.spark.region.folders import find_source_offset, last_completed_batch, read_batch_offsets
 from kohort.spark.source.batch_offset import BatchOffset
 
 META = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
@@ -33,10 +33,10 @@ def checkpoint(tmp_path: Path) -> Path:
 
 
 def test_the_last_batch_is_the_highest_that_is_done(checkpoint: Path) -> None:
-    assert last_batch(str(checkpoint)) == 4
+    assert last_completed_batch(str(checkpoint)) == 4
     for name in (".5.crc", ".5.1b7c.tmp", "..5.1b7c.tmp.crc", "7.compact", "x"):
         (checkpoint / "commits" / name).write_text("v1\n{}")
-    assert last_batch(str(checkpoint)) == 4
+    assert last_completed_batch(str(checkpoint)) == 4
 
 
 @pytest.mark.parametrize(
@@ -50,36 +50,36 @@ def test_a_batch_counts_if_spark_could_continue_after_it(
         (checkpoint / gone).unlink()
     else:
         (checkpoint / gone).write_bytes(left)
-    assert last_batch(str(checkpoint)) == last
+    assert last_completed_batch(str(checkpoint)) == last
 
 
 def test_there_may_be_no_batch(tmp_path: Path) -> None:
-    assert last_batch(f"{tmp_path}/none") is None
+    assert last_completed_batch(f"{tmp_path}/none") is None
     (tmp_path / "commits").mkdir()
-    assert last_batch(str(tmp_path)) is None
+    assert last_completed_batch(str(tmp_path)) is None
     (tmp_path / "commits/0").write_text("v1\n{}")
-    assert last_batch(str(tmp_path)) is None
+    assert last_completed_batch(str(tmp_path)) is None
     (tmp_path / "offsets").mkdir()
     (tmp_path / "offsets/0").write_text(f"v1\n{META}\n{OURS}")
-    assert last_batch(str(tmp_path)) == 0
+    assert last_completed_batch(str(tmp_path)) == 0
 
 
 def test_a_later_spark_is_named(checkpoint: Path) -> None:
     (checkpoint / "commits/4").write_text("v4\n{}")
     with pytest.raises(InvalidInputError, match="version 4: it was written by a later Spark"):
-        last_batch(str(checkpoint))
+        last_completed_batch(str(checkpoint))
     (checkpoint / "offsets/4").write_text("v3\n{}\n{}")
     with pytest.raises(InvalidInputError, match="version 3"):
-        offsets_of(str(checkpoint), 4)
+        read_batch_offsets(str(checkpoint), 4)
 
 
 def test_offsets_are_those_of_all_sources(checkpoint: Path) -> None:
     (checkpoint / "offsets/4").write_text(f'v1\n{META}\n-\n{{"logOffset":2}}\n17\n{OURS}\n')
-    assert offsets_of(str(checkpoint), 4) == [None, {"logOffset": 2}, 17, json.loads(OURS)]
+    assert read_batch_offsets(str(checkpoint), 4) == [None, {"logOffset": 2}, 17, json.loads(OURS)]
     (checkpoint / "offsets/4").write_text(f'v2\n{META}\n1:{OURS}\nclicks:{{"a:b":"c:1"}}\n0:17\n2:-')
-    assert offsets_of(str(checkpoint), 4) == [json.loads(OURS), {"a:b": "c:1"}, 17, None]
+    assert read_batch_offsets(str(checkpoint), 4) == [json.loads(OURS), {"a:b": "c:1"}, 17, None]
     with pytest.raises(FileNotFoundError):
-        offsets_of(str(checkpoint), 9)
+        read_batch_offsets(str(checkpoint), 9)
 
 
 def test_a_source_is_found_by_its_query_wherever_it_stands() -> None:

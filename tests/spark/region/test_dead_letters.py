@@ -24,7 +24,7 @@ from kohort.region.sinks.dead_letters import LETTERS
 from kohort.region.staged import StagedKey
 from kohort.spark import SparkRegion
 from kohort.spark.region.query_factory import LETTER
-from kohort.spark.region.query_spec import declare
+from kohort.spark.region.query_spec import check_query_arguments
 from kohort.spark.region.staging import QueryOutput, StagingTask
 
 REGION = UUID(int=5)
@@ -43,7 +43,7 @@ def output(folder: Path, *, divides: bool = True) -> QueryOutput:
 
 def staged(task: StagingTask, *batches: pa.RecordBatch) -> list[tuple[StagedKey, int]]:
     found = []
-    for reported in task.keys_of(iter(batches), attempt=2):
+    for reported in task.stage_batches(iter(batches), attempt=2):
         key = StagedKey.parse(reported.column("key")[0].as_py())
         assert key is not None
         found.append((key, reported.column("letters")[0].as_py()))
@@ -108,7 +108,7 @@ def rows(frame: DataFrame) -> DataFrame:
 
 def declared(source: dict[str, str], **options: Any) -> Any:
     into: Sink = ParquetFolder("/out")
-    return declare("q", rows, source, into, options, ("127.0.0.1:1", {}))  # type: ignore[arg-type]
+    return check_query_arguments("q", rows, source, into, options, ("127.0.0.1:1", {}))  # type: ignore[arg-type]
 
 
 def test_a_source_gives_what_does_not_decode_only_where_the_query_has_a_place_for_it() -> None:

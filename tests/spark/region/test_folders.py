@@ -26,13 +26,13 @@ from tests.support.waiting import LAST_RESORT
 from kohort.errors import CorruptDataError, InvalidInputError
 from kohort.region.files import make_folder
 from kohort.spark.region import folders
-from kohort.spark.region.checkpoint_files import Operator, Store
+from kohort.spark.region.checkpoint_files import OperatorStateStore, StatefulOperator
 from kohort.spark.region.folders import (
-    check_place,
+    check_checkpoint_folder,
     clone_checkpoint,
     epoch_folder,
-    last_batch,
-    operators,
+    last_completed_batch,
+    read_stateful_operators,
     remove_old_epochs,
 )
 
@@ -65,7 +65,7 @@ def numbered(found: set[str], folder: str) -> set[int]:
 def test_logs_end_with_the_batch_and_state_one_behind_it(query: Path) -> None:
     clone_checkpoint(f"{query}/e1", f"{query}/e2", BACK)
     there, old = names(query / "e2"), names(query / "e1")
-    assert last_batch(f"{query}/e2") == BACK
+    assert last_completed_batch(f"{query}/e2") == BACK
     assert numbered(there, "offsets") == numbered(there, "commits") == set(range(BACK + 1))
     assert numbered(old, "state/0/0") == set(range(1, 7))
     assert numbered(there, "state/0/0") == numbered(there, "state/0/1") == set(range(1, BACK + 2))
@@ -117,7 +117,7 @@ def test_one_folder_is_derived_from_another_and_so_on(query: Path) -> None:
     for epoch, batch in ((2, 4), (3, 3), (10, 1), (11, 0)):
         before = 1 if epoch == 2 else max(int(path.name[1:]) for path in query.iterdir())
         clone_checkpoint(epoch_folder(str(query), before), epoch_folder(str(query), epoch), batch)
-        assert last_batch(f"{query}/e{epoch}") == batch
+        assert last_completed_batch(f"{query}/e{epoch}") == batch
         assert f"{query}/e{epoch}/state" in (query / f"e{epoch}/state/0/_metadata/v2/0").read_text()
 
 
@@ -159,15 +159,17 @@ def test_other_sources_logs_come_whole(query: Path) -> None:
 
 def test_state_and_operators_are_read(checkpoints: dict[str, Path]) -> None:
     sides = [f"{side}-{kind}" for side in ("left", "right") for kind in ("keyToNumValues", "keyWithIndexToValue")]
-    joined = operators(str(checkpoints["hdfs"]))
-    assert joined == [Operator(0, "symmetricHashJoin", tuple(Store(name, 2) for name in sides), "")]
-    (with_schemas,) = operators(str(checkpoints["rocksdb"]))
-    assert with_schemas.name == "symmetricHashJoin" and with_schemas.stores == (Store("default", 2),)
+    joined = read_stateful_operators(str(checkpoints["hdfs"]))
+    assert joined == [
+        StatefulOperator(0, "symmetricHashJoin", tuple(OperatorStateStore(name, 2) for name in sides), "")
+    ]
+    (with_schemas,) = read_stateful_operators(str(checkpoints["rocksdb"]))
+    assert with_schemas.name == "symmetricHashJoin" and with_schemas.stores == (OperatorStateStore("default", 2),)
     assert with_schemas.properties == '{"useVirtualColumnFamilies":true}'
 
 
 def test_nothing_is_read_of_a_query_without_state(tmp_path: Path) -> None:
-    assert operators(str(tmp_path)) == []
+    assert read_stateful_operators(str(tmp_path)) == []
 
 
 # -- a start without a batch, and a second call
@@ -427,16 +429,16 @@ def test_processes_killed_at_each_call(query: Path) -> None:
 )
 def test_urls_are_refused_with_the_reason(place: str) -> None:
     with pytest.raises(InvalidInputError, match="needs hard links and atomic renames"):
-        check_place(place)
+        check_checkpoint_folder(place)
 
 
 def test_a_place_is_made_and_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert check_place("regions/flights") == f"{tmp_path}/regions/flights"
+    assert check_checkpoint_folder("regions/flights") == f"{tmp_path}/regions/flights"
     assert [*(tmp_path / "regions/flights").iterdir()] == []
-    assert check_place(f"{tmp_path}/regions/flights") == f"{tmp_path}/regions/flights"
+    assert check_checkpoint_folder(f"{tmp_path}/regions/flights") == f"{tmp_path}/regions/flights"
     with pytest.raises(InvalidInputError, match="needs a path"):
-        check_place("")
+        check_checkpoint_folder("")
 
 
 @pytest.mark.parametrize(
@@ -452,13 +454,13 @@ def test_a_place_without_hard_links_is_refused(
 
     monkeypatch.setattr(os, "link", link)
     with pytest.raises(InvalidInputError, match=words):
-        check_place(str(tmp_path))
+        check_checkpoint_folder(str(tmp_path))
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_place_that_nobody_can_write_to_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="can't be written to"):
-        check_place("/proc/kohort")
+        check_checkpoint_folder("/proc/kohort")
 
 
 def test_epochs_before_the_oldest_kept_are_forgotten(tmp_path: Path) -> None:

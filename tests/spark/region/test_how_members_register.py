@@ -64,7 +64,7 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
     sink = cast(Sink, SimpleNamespace(bind=None, place="s"))
     sources = [{"subscribe": "t", "group.id": group, "group.protocol": "classic"} for group in ("g", "h")]
     how: dict[str, Any] = {"state": "pinned", "queries": ["b", "a"]} if pinned else {}
-    declared = declare("a", lambda *frames: frames, sources, sink, cast(Any, how), ("127.0.0.1:1", {}))
+    declared = check_query_arguments("a", lambda *frames: frames, sources, sink, cast(Any, how), ("127.0.0.1:1", {}))
     region = SparkRegion.__new__(SparkRegion)
     region._region = cast(Any, SimpleNamespace(name="r"))
     takes_part = member_behaviour(declared, shares=pinned, keeps=True)
@@ -75,7 +75,7 @@ def test_each_source_of_a_query_with_state_keeps_it_in_its_group(pinned: bool) -
             for event in machine.step(events.ControlPlaneConnected())
             if isinstance(event, events.SendReport)
         ]
-        assert isinstance(said, messages.Register)
+        assert isinstance(said, messages.RegistrationRequest)
         assert (said.name, said.group, said.shares) == (name, "gh"[number], pinned)
         assert said.of and said.sources == 2
         assert said.pinned == (("a", "b") if pinned else ())

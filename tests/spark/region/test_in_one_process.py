@@ -13,7 +13,7 @@ from tests.spark.conftest import SESSION_MS, Stage
 from tests.spark.region.gated import Gated
 from tests.support.waiting import LAST_RESORT
 
-from kohort.spark.region.checkpoint_files import last_batch
+from kohort.spark.region.checkpoint_files import last_completed_batch
 from kohort.spark.region.query_thread import AHEAD
 from kohort.spark.region.spark_region import SparkRegion
 
@@ -93,7 +93,7 @@ def apps(spark: Any, stage: Stage) -> Iterator[Applications]:
 
 
 def _in_batch(apps: Applications, query: str) -> Callable[[], bool]:
-    return lambda: apps.running(query).members[0].assignments.running() is not None
+    return lambda: apps.running(query).members[0].assignments.running_batch() is not None
 
 
 def test_partitions_move_during_a_long_batch_and_return_and_nobody_resets(apps: Applications, stage: Stage) -> None:
@@ -149,12 +149,12 @@ def test_who_runs_ahead_asks_for_a_sequence_and_is_held_until_there_is_one(
         apps.set("full")
         stage.produce(800)
         session = apps.running("a").members[0].assignments
-        stage.until(lambda: AHEAD in session._holds and session.running() is None, "it is held")
+        stage.until(lambda: AHEAD in session._holds and session.running_batch() is None, "it is held")
         run = apps.running("a").query._run
-        held_at = last_batch(run.folder)
+        held_at = last_completed_batch(run.folder)
         assert run.staged.ahead(held_at) < 12
         time.sleep(1.0)
-        assert last_batch(run.folder) == held_at, "it runs on although it is held"
+        assert last_completed_batch(run.folder) == held_at, "it runs on although it is held"
         apps.set("full", there=False)
 
         def asks_for_the_rest() -> bool:

@@ -9,7 +9,7 @@ import pytest
 from kohort.assignors.shapes import AssignableTopic, Assignor, MemberSubscription
 from kohort.errors import InvalidInputError
 from kohort.ids import TopicPartition
-from kohort.spark.region.spark_region import PinnedAssignor, query_of
+from kohort.spark.region.spark_region import PinnedAssignor, pinned_query_of
 
 NAMES = ("a", "b", "c")
 TOPICS = {"t": AssignableTopic(7)}
@@ -24,7 +24,7 @@ def member(
 
 
 def of(query: str, partitions: int = 7) -> list[TopicPartition]:
-    return [TopicPartition("t", number) for number in range(partitions) if query_of("t", number, NAMES) == query]
+    return [TopicPartition("t", number) for number in range(partitions) if pinned_query_of("t", number, NAMES) == query]
 
 
 def test_it_is_an_assignor() -> None:

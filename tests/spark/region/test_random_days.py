@@ -70,8 +70,8 @@ class Runner:
     def plan(self) -> None:
         """A trigger; the batch before has to be finished."""
         if self.planned is None:
-            self.query.finish(self.finished)
-            self.planned = self.query.plan(self.finished, limited=True)
+            self.query.commit_completed_batch(self.finished)
+            self.planned = self.query.plan_batch(self.finished, limited=True)
 
     def finish(self, *, reported: bool) -> None:
         """The batch is in the checkpoint, of which the application may tell before Spark does."""
@@ -84,7 +84,7 @@ class Runner:
     def settle(self) -> None:
         """No batch runs, and the seat knows it."""
         self.finish(reported=False)
-        self.query.finish(self.finished)
+        self.query.commit_completed_batch(self.finished)
         until(lambda: self.desk._running is None, "the end is told", STILL_S)
 
     def contribution(self) -> dict[int, int]:
@@ -109,7 +109,7 @@ class Days:
         self.topic = place.topic()
         self.topic_id = uuid.UUID(place.make(count=PARTITIONS))
         self.sessions = SourceSessions()
-        self.board = ChannelServer(answers={"ask": self.sessions.answer})
+        self.board = ChannelServer(answers={"ask": self.sessions.answer_request})
         self.epoch = 0
         self.at = dict.fromkeys(range(PARTITIONS), 0)
         self.sent = dict.fromkeys(range(PARTITIONS), 0)
@@ -222,7 +222,7 @@ def test_whatever_happens_every_record_is_published_once(days: Callable[[int], D
     [
         ("_keep_positions", ignores_assignment_versions),
         ("_keep_positions", always_at_the_start),
-        ("wait_assigned", no_assignment_versions),
+        ("wait_assigned_partitions", no_assignment_versions),
     ],
 )
 def test_faults_are_seen(

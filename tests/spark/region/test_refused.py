@@ -324,7 +324,7 @@ def test_a_right_that_is_missing(
 
     mine = make("rights")
     declare(mine, stage, "q", "rights", "rights")
-    monkeypatch.setattr("kohort.region.region_log.RegionLogView.claim", refused)
+    monkeypatch.setattr("kohort.region.region_log.RegionLogView.claim_group", refused)
     with pytest.raises(KafkaError, match="Describe, Read and Write on topic"):
         mine.run()
     with pytest.raises(InvalidInputError, match="closed"):

@@ -74,8 +74,8 @@ def a_day(region: Region) -> None:
     desk.hand({1: 2})
     four = region.batch(query, three)
     assert region.spans(four)[1][0] == 2
-    query.finish(four)
-    present, looked = query._catalog.present, []
+    query.commit_completed_batch(four)
+    present, looked = query._catalog.describe_existing, []
 
     def short(topics: Any) -> PresentTopics:
         """A broker that does not know all partitions yet, once."""
@@ -84,7 +84,7 @@ def a_day(region: Region) -> None:
         return replace(there, partitions=there.partitions - {TopicPartition(desk.topic, 1)})
 
     query._coordinator._looked_at = float("-inf")  # type: ignore[attr-defined]
-    with mock.patch.object(query._catalog, "present", short):
+    with mock.patch.object(query._catalog, "describe_existing", short):
         region.trigger(query, four)
     assert looked
     query._coordinator._looked_at = float("-inf")  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def a_day(region: Region) -> None:
     until(lambda: desk.ended == desk.begun, "the ends are told", PATIENCE_S)
     region.check()
     reached = [batch for batch in region.batches if TopicPartition(desk.topic, 1) in batch.spans]
-    assert reached[-1].ends()[TopicPartition(desk.topic, 1)] == 15, "all is read"
+    assert reached[-1].end_offsets()[TopicPartition(desk.topic, 1)] == 15, "all is read"
 
 
 def test_partitions_leave_and_return_between_batches(region: Region) -> None:
@@ -196,21 +196,21 @@ def test_a_batch_of_an_earlier_run_is_not_read_again(region: Region) -> None:
     region.desk.hand({0: 0})
     planned = region.batch(region.query(), FIRST)
     with pytest.raises(InvalidInputError, match=r"batch 1 was planned by an earlier run, in epoch 5.*SparkRegion"):
-        region.query().replay(FIRST, planned)
+        region.query().ranges_to_replay(FIRST, planned)
 
 
 def test_limits_of_a_batch_hold(region: Region) -> None:
     region.desk.hand({0: 0, 1: 0})
     batch = region.batch(region.query(maxOffsetsPerTrigger=5), FIRST)
-    assert sorted(span.offsets for span in batch.spans.values()) == [2, 3]
+    assert sorted(span.offset_count for span in batch.spans.values()) == [2, 3]
     region.desk.complete_batch(1)
     query = region.query(minOffsetsPerTrigger=21, maxTriggerDelay="1h")
     first = region.batch(query, FIRST)
-    assert sum(span.offsets for span in first.spans.values()) == 20, "a run's first trigger waits for no more"
+    assert sum(span.offset_count for span in first.spans.values()) == 20, "a run's first trigger waits for no more"
     region.place.produce(range(20, 22))
     assert region.trigger(query, first) is None
     few = region.batch(region.query(maxBytesPerTrigger=1), FIRST)
-    assert sum(span.offsets for span in few.spans.values()) == 1
+    assert sum(span.offset_count for span in few.spans.values()) == 1
 
 
 def test_a_run_does_not_outlive_its_epoch(region: Region) -> None:
@@ -235,7 +235,7 @@ def test_without_its_application_a_query_ends_within_five_seconds(region: Region
         region.desk.silent.clear()
         words = "did not answer within 4 s; a query in a region does nothing"
     else:
-        region.sessions.remove(region.session)
+        region.sessions.remove_session(region.session)
         words = "the option regionSeat is set by SparkRegion alone"
     with pytest.raises(KafkaError, match=words):
         region.trigger(query, batch)
@@ -250,7 +250,7 @@ def test_the_word_that_a_sink_is_done_ends_nothing_when_nobody_hears_it(region: 
     until(lambda: not region.made[0][1].connected, "it is known")
     assert query.sink_done(batch)
     with pytest.raises(KafkaError, match="the application is gone"):
-        query.finish(batch)
+        query.commit_completed_batch(batch)
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -332,9 +332,9 @@ def test_a_topic_that_is_gone_is_reported_and_another_of_its_name_is_not_read(
 def test_the_progress_names_generation_and_lag(region: Region) -> None:
     region.desk.hand({0: 4})
     query = region.query()
-    assert query.report() is None
+    assert query.progress_report() is None
     region.batch(query, FIRST)
-    report = query.report()
+    report = query.progress_report()
     assert report is not None and (report["generation"], report["lag"], report["member"]) == (GENERATION, 0, None)
 
 

@@ -63,7 +63,7 @@ def test_it_contributes_its_last_batch_that_is_done_and_reads_on(query: Driven) 
     assert [key.unit for key in given.keys] == [0]
     query.run.finish()
     query.run.end()
-    query.order(messages.Completed(3, 8, 0))
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     given = query.contribute(CheckpointAttempt(9, 1))
     assert spans_of(given) == {0: (110, 120), 1: (210, 220)} and [key.unit for key in given.keys] == [1]
 
@@ -72,11 +72,11 @@ def test_what_is_wanted_back_ends_where_a_batch_has_read_it_last(query: Driven) 
     """Batches after that don't name it, and their rows go with the same sequence."""
     reading(query)
     query.want(1)
-    assert query.said(messages.Holding)
+    assert query.said(messages.RevokedPartitionsHeld)
     query.run.batch()
     given = query.contribute(CheckpointAttempt(8, 1))
     assert spans_of(given) == {0: (100, 120), 1: (200, 210)} and len(given.keys) == 2
-    query.order(messages.Completed(3, 8, 0))
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     assert 1 not in {part.partition for part in query.groups[0].held}, "it is let go with the sequence"
 
 
@@ -84,11 +84,11 @@ def test_what_is_wanted_back_during_a_batch_waits_for_it(query: Driven) -> None:
     reading(query)
     query.run.begin()
     query.want(1)
-    assert not query.said(messages.Holding)
+    assert not query.said(messages.RevokedPartitionsHeld)
     query.run.finish()  # the source has not heard of it: the member looks itself
     query.turn()
     query.turn()
-    assert query.said(messages.Holding)
+    assert query.said(messages.RevokedPartitionsHeld)
     assert query.sequence(CheckpointAttempt(8, 1)) == {0: (100, 120), 1: (200, 220)}
 
 
@@ -98,10 +98,10 @@ def test_partitions_revoked_during_a_cut_are_not_released_with_it(query: Driven)
     query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     query.want(1)
-    query.order(messages.Completed(3, 8, 0))
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     query.turn()
     assert len(query.groups[0].held) == 2, "what the batch has read of it is in no sequence"
-    assert query.said(messages.Holding)
+    assert query.said(messages.RevokedPartitionsHeld)
     assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 120), 1: (210, 220)}
     assert len(query.groups[0].held) == 1
 
@@ -112,7 +112,7 @@ def test_the_first_batch_that_begins_during_a_cut_has_read(query: Driven) -> Non
     query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     query.turn()
-    query.order(messages.Completed(3, 8, 0))
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     query.want(1)
     query.turn()
     assert len(query.groups[0].held) == 2, "it was let go as if nothing had been read"
@@ -124,7 +124,7 @@ def test_what_is_lost_just_as_a_batch_has_begun_has_all_go_back(query: Driven) -
     query.give({0: 100, 1: 200})
     query.run.begin()
     query.lose(1)
-    assert [report.forced for report in query.said(messages.AskReset)] == [True]
+    assert [report.forced for report in query.said(messages.RegionResetRequest)] == [True]
 
 
 def test_what_is_lost_is_not_reported_once_it_has_returned(query: Driven) -> None:
@@ -182,7 +182,7 @@ def test_what_a_batch_did_before_a_reset_is_void(query: Driven) -> None:
     query.sequence(CheckpointAttempt(8, 1))
     before = query.run
     before.begin()
-    query.reset(6, query.said(messages.Contributed)[-1].contribution.state, 8)
+    query.reset(6, query.said(messages.ContributionReport)[-1].contribution.state, 8)
     before.finish()
     query.goes_back()
     query.give({0: 110, 1: 210})
@@ -206,7 +206,7 @@ def test_a_query_that_keeps_nothing_needs_no_earlier_folder(tmp_path: Path) -> N
         query.give({0: 100, 1: 200})
         query.run.batch()
         query.sequence(CheckpointAttempt(8, 1))
-        state = query.said(messages.Contributed)[-1].contribution.state
+        state = query.said(messages.ContributionReport)[-1].contribution.state
         shutil.rmtree(query.folder)
         query.reset(6 + 3 * len(states), state, 8)
         query.goes_back()
@@ -238,8 +238,8 @@ def test_a_checkpoint_that_is_needed_is_missed(tmp_path: Path) -> None:
         (tmp_path / str(kept)).mkdir()
         query = Driven(tmp_path / str(kept))
         query.begin(SavedQuery(4, 17, "[]", (), ("t",), kept).to_bytes())
-        until(lambda query=query: query.turn() or query.said(messages.AskReset), "it fails", 10)  # type: ignore[misc]
-        assert "e4 is not there or empty" in query.said(messages.AskReset)[0].cause
+        until(lambda query=query: query.turn() or query.said(messages.RegionResetRequest), "it fails", 10)  # type: ignore[misc]
+        assert "e4 is not there or empty" in query.said(messages.RegionResetRequest)[0].cause
         assert not query.spark.runs
         query.close()
 
@@ -293,7 +293,7 @@ def test_another_control_plane_s_cut_of_the_same_number_is_another(query: Driven
     reading(query)
     query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
-    query.order(messages.Welcome(4, 5, 7, ("q0",)))
+    query.order(messages.RegistrationAccepted(4, 5, 7, ("q0",)))
     assert spans_of(query.contribute(CheckpointAttempt(8, 1), term=4)) == {0: (100, 120), 1: (200, 220)}
 
 
@@ -302,7 +302,7 @@ def test_what_was_counted_in_vain_is_given_again(query: Driven) -> None:
     query.contribute(CheckpointAttempt(8, 1))
     query.run.batch()
     assert [key.unit for key in query.contribute(CheckpointAttempt(8, 2)).keys] == [0, 1]
-    query.order(messages.Completed(3, 8, 0))
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     assert query.contribute(CheckpointAttempt(9, 1)).keys == ()
 
 
@@ -312,14 +312,16 @@ def test_it_leaves_with_a_sequence_that_has_all_that_it_read(query: Driven) -> N
     query.contribute(CheckpointAttempt(8, 1))
     query.threads[0].leave_region()
     query.turn()
-    assert not query.said(messages.Leave), "the batch that runs is not done"
+    assert not query.said(messages.LeaveRequest), "the batch that runs is not done"
     query.run.finish()
     query.run.end()
     query.turn()
-    assert not query.said(messages.Leave), "it would leave with the cut that is under way, which has not the last batch"
-    query.order(messages.Completed(3, 8, 0))
+    assert not query.said(messages.LeaveRequest), (
+        "it would leave with the cut that is under way, which has not the last batch"
+    )
+    query.order(messages.CheckpointCompleted(3, 8, 0))
     query.turn()
-    assert query.said(messages.Leave)
+    assert query.said(messages.LeaveRequest)
     assert query.sequence(CheckpointAttempt(9, 1)) == {0: (110, 120), 1: (210, 220)}
 
 
@@ -356,13 +358,13 @@ def test_partitions_revoked_from_one_member_during_a_cut_are_not_released_with_i
         join.give({0: 100}, member=member)
     join.run.batch(0)
     join.run.batch(1)
-    join.order(messages.Drain(3, CheckpointAttempt(8, 1)), member=1)
+    join.order(messages.DrainOrder(3, CheckpointAttempt(8, 1)), member=1)
     join.contribute(CheckpointAttempt(8, 1))
     join.run.batch(1)
     join.want(0, member=1)
-    join.order(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0", "q1")), member=1)
-    assert spans_of(join.said(messages.Contributed, 1)[-1].contribution) == {0: (100, 110)}
-    join.order(messages.Completed(3, 8, 0), member=1)
+    join.order(messages.ContributeOrder(3, CheckpointAttempt(8, 1), ("q0", "q1")), member=1)
+    assert spans_of(join.said(messages.ContributionReport, 1)[-1].contribution) == {0: (100, 110)}
+    join.order(messages.CheckpointCompleted(3, 8, 0), member=1)
     join.turn(1)
     assert len(join.groups[1].held) == 1, "what the later batch has read of it is in no sequence"
     assert join.sequence(CheckpointAttempt(9, 1), member=1) == {0: (110, 120)}
@@ -380,7 +382,7 @@ def test_a_state_that_counts_is_kept_also_when_the_run_has_ended_meanwhile(join:
     join.contribute(CheckpointAttempt(8, 1), member=1)
     join.reset(9, None, 8, member=1)
     join.goes_back(1)
-    join.order(messages.Completed(3, 8, 0))
+    join.order(messages.CheckpointCompleted(3, 8, 0))
     given = join.contribute(CheckpointAttempt(9, 1))
     assert given.state == state and given.keys == ()
 
@@ -394,7 +396,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
 
     def asked() -> int:
         query.turn()
-        return len(query.said(messages.AskCheckpoint))
+        return len(query.said(messages.CheckpointRequest))
 
     until(lambda: asked() > 1, "it asks again: the first word may be lost", 10)
     query.sequence(CheckpointAttempt(8, 1))
@@ -404,7 +406,7 @@ def test_who_runs_ahead_asks_until_there_is_a_sequence_and_is_held(query: Driven
 def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven) -> None:
 
     def said() -> int:
-        return len(query.said(messages.AskReset)) + len(query.said(messages.UnrecoverableFailure))
+        return len(query.said(messages.RegionResetRequest)) + len(query.said(messages.UnrecoverableFailure))
 
     query.begin()
     query.give({0: 100})
@@ -413,7 +415,9 @@ def test_a_query_that_fails_goes_back_and_at_last_stops_the_region(query: Driven
         query.run.fail(ValueError("a record that nobody can read"))
         until(lambda number=number: query.turn() or said() > number, "it is seen", 10)  # type: ignore[misc]
         if number < FAILURES_IN_A_ROW_MAX - 1:
-            assert len(query.said(messages.AskReset)) == number + 1 and not query.said(messages.UnrecoverableFailure)
+            assert len(query.said(messages.RegionResetRequest)) == number + 1 and not query.said(
+                messages.UnrecoverableFailure
+            )
             query.reset(6 + number, None, 0)
             query.goes_back()
             query.give({0: 100})
@@ -429,7 +433,7 @@ def test_a_query_that_fails_before_it_has_planned_anything_begins_again_alone(qu
         until(lambda number=number: len(query.spark.runs) == number + 2, "it runs again", 10)  # type: ignore[misc]
     query.run.batch()
     query.turn()
-    assert not query.said(messages.AskReset)
+    assert not query.said(messages.RegionResetRequest)
     assert query.sequence(CheckpointAttempt(8, 1)) == {0: (100, 110)}
 
 
@@ -439,7 +443,7 @@ def test_a_query_that_can_not_be_started_any_more_ends_and_has_nobody_go_back(qu
     query.spark.gone = gone
     query.run.fail(OSError("the JVM is gone") if gone else InvalidInputError("another program's state"))
     assert query.query.over.wait(10) and query.query.error is not None
-    assert not query.said(messages.AskReset)
+    assert not query.said(messages.RegionResetRequest)
 
 
 @pytest.mark.parametrize("what", MUTANTS)
@@ -471,16 +475,18 @@ def test_nothing_is_contributed_while_a_commit_has_no_answer(query: Driven) -> N
     query.groups[0].commit = commit  # type: ignore[method-assign,assignment]
     query.give({0: 100})
     query.turn()
-    query.order(messages.Drain(3, CheckpointAttempt(8, 1)))
-    assert len(committed) == 1 and query.said(messages.Drained)
-    query.threads[0].post(events.ControlPlaneMessageReceived(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",))))
+    query.order(messages.DrainOrder(3, CheckpointAttempt(8, 1)))
+    assert len(committed) == 1 and query.said(messages.MemberDrained)
+    query.threads[0].post(
+        events.ControlPlaneMessageReceived(messages.ContributeOrder(3, CheckpointAttempt(8, 1), ("q0",)))
+    )
     query.threads[0]._step(query.threads[0]._posted.get())
-    assert len(committed) == 2 and not query.said(messages.Contributed)
+    assert len(committed) == 2 and not query.said(messages.ContributionReport)
     query.turn()
-    assert [report.contribution.spans[0].begin for report in query.said(messages.Contributed)] == [100]
+    assert [report.contribution.spans[0].begin for report in query.said(messages.ContributionReport)] == [100]
     assert committed == [{TopicPartition("t", 0): OffsetAndMetadata(100)}] * 3
     query.turn()
-    assert len(committed) == 3 and len(query.said(messages.Contributed)) == 1
+    assert len(committed) == 3 and len(query.said(messages.ContributionReport)) == 1
 
 
 @pytest.mark.parametrize("goes", ["its partition", "the cut"])
@@ -497,9 +503,9 @@ def test_a_commit_without_an_answer_is_not_sent_again_for_what_is_gone(query: Dr
     thread = query.threads[0]
     thread._later.commit = {TopicPartition("t", number): OffsetAndMetadata(100) for number in (0, 1)}
     query.turn()
-    query.order(messages.Drain(3, CheckpointAttempt(8, 1)))
-    query.order(messages.Checkpoint(3, CheckpointAttempt(8, 1), ("q0",)))
-    assert committed[-1] == {0, 1} and not query.said(messages.Contributed)
+    query.order(messages.DrainOrder(3, CheckpointAttempt(8, 1)))
+    query.order(messages.ContributeOrder(3, CheckpointAttempt(8, 1), ("q0",)))
+    assert committed[-1] == {0, 1} and not query.said(messages.ContributionReport)
     if goes == "the cut":
         query.reset(6, None, 7)
         before = len(committed)

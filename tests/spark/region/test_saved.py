@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from kohort.errors import InvalidInputError
-from kohort.spark.region.query_state import SavedQuery, refuse_other
+from kohort.spark.region.query_state import SavedQuery, refuse_changed_query
 
 SAVED = SavedQuery(4, 17, '{"type":"struct"}', ("aggregation",), ("flights",))
 
@@ -38,7 +38,7 @@ def test_a_later_form_is_refused() -> None:
 )
 def test_a_query_with_state_is_what_it_was(now: SavedQuery, said: str) -> None:
     with pytest.raises(InvalidInputError, match=said):
-        refuse_other(SAVED, now, "totals")
+        refuse_changed_query(SAVED, now, "totals")
 
 
 def test_a_state_of_an_earlier_release_does_not_say_whether_files_are_needed() -> None:
@@ -50,15 +50,15 @@ def test_a_query_must_not_leave_out_a_source_outside_its_region() -> None:
     """Where it was in that source would be forgotten, and read again once it returns."""
     before = replace(SAVED, operators=(), kept=True)
     with pytest.raises(InvalidInputError, match="a source outside its region"):
-        refuse_other(before, replace(before, kept=False), "totals")
-    refuse_other(before, before, "totals")
+        refuse_changed_query(before, replace(before, kept=False), "totals")
+    refuse_changed_query(before, before, "totals")
     for kept in (None, False):
-        refuse_other(replace(before, kept=kept), replace(before, kept=False), "totals")
-        refuse_other(replace(before, kept=kept), before, "totals")
+        refuse_changed_query(replace(before, kept=kept), replace(before, kept=False), "totals")
+        refuse_changed_query(replace(before, kept=kept), before, "totals")
 
 
 def test_a_query_without_state_may_change() -> None:
     before = replace(SAVED, operators=())
-    refuse_other(before, replace(before, output="{}", sources=("delays",)), "totals")
+    refuse_changed_query(before, replace(before, output="{}", sources=("delays",)), "totals")
     with pytest.raises(InvalidInputError, match="were none, and are aggregation now"):
-        refuse_other(before, SAVED, "totals")
+        refuse_changed_query(before, SAVED, "totals")

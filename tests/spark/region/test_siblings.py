@@ -45,7 +45,7 @@ def busy(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 
 def checkpoint(both: Both, connection: int) -> None:
-    both.plane.say(connection, messages.AskCheckpoint())
+    both.plane.say(connection, messages.CheckpointRequest())
     both.pump()
 
 
@@ -104,7 +104,7 @@ def test_a_lead_that_holds_nothing_stays_until_its_sibling_goes(both: Both, busy
     both.pump()
     assert both.sequences() == [("q0", "q1")]
     assert (both.ends(), both.batches()) == ((100, 110), [0])
-    both.plane.say(both.connections[0], messages.Published(8))
+    both.plane.say(both.connections[0], messages.CheckpointPublished(8))
     both.pump()
     assert lead._over
     del busy
@@ -134,7 +134,7 @@ def test_while_a_lead_that_has_left_publishes_no_cut_has_its_sibling_alone(both:
     both.query.turn(1)
     checkpoint(both, both.connections[1])
     assert both.sequences() == [("q0", "q1")]
-    both.plane.say(both.connections[0], messages.Published(8))
+    both.plane.say(both.connections[0], messages.CheckpointPublished(8))
     both.pump()
     assert both.plane.machine.plane.members == {}
     assert lead._over
@@ -154,7 +154,7 @@ def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event
     checkpoint(both, both.connections[0])
     assert both.sequences() == [("q0", "q1")]
     assert (both.ends(), both.batches()) == ((110, 110), [0])
-    both.plane.say(both.connections[0], messages.Published(8))
+    both.plane.say(both.connections[0], messages.CheckpointPublished(8))
     both.pump()
     assert all(thread._over and thread._error is not None for thread in both.query.threads)
     del busy
@@ -163,31 +163,31 @@ def test_a_person_stops_one_and_the_query_goes(both: Both, busy: threading.Event
 def test_a_run_that_ends_in_the_middle_of_a_cut_changes_nothing_of_it(both: Both) -> None:
     """The lead has contributed, and ends; the other is to contribute to the same cut."""
     both.reads()
-    both.plane.say(both.connections[0], messages.AskCheckpoint())
-    cut = both.plane.orders(both.connections[0], messages.Drain)[-1].cut
+    both.plane.say(both.connections[0], messages.CheckpointRequest())
+    cut = both.plane.orders(both.connections[0], messages.DrainOrder)[-1].cut
     for member in (0, 1):
-        both.query.order(messages.Drain(TERM, cut), member=member)
-        both.plane.say(both.connections[member], messages.Drained(cut))
-    order = both.plane.orders(both.connections[0], messages.Checkpoint)[-1]
+        both.query.order(messages.DrainOrder(TERM, cut), member=member)
+        both.plane.say(both.connections[member], messages.MemberDrained(cut))
+    order = both.plane.orders(both.connections[0], messages.ContributeOrder)[-1]
     both.query.order(order, member=0)
-    both.query.query.ended(0, None)
+    both.query.query.on_member_ended(0, None)
     until(lambda: both.query.query._run is None, "the run is stopped", 10)
     both.query.order(order, member=1)
     for member in (0, 1):
-        both.plane.say(both.connections[member], both.query.said(messages.Contributed, member)[-1])
+        both.plane.say(both.connections[member], both.query.said(messages.ContributionReport, member)[-1])
     assert (both.ends(), both.batches()) == ((110, 110), [0])
 
 
 def test_who_is_abandoned_says_nothing_more(both: Both) -> None:
     both.reads()
-    both.plane.say(both.connections[0], messages.AskCheckpoint())
-    cut = both.plane.orders(both.connections[1], messages.Drain)[-1].cut
+    both.plane.say(both.connections[0], messages.CheckpointRequest())
+    cut = both.plane.orders(both.connections[1], messages.DrainOrder)[-1].cut
     second = both.query.threads[1]
-    second.abandon()
-    second._step(events.ControlPlaneMessageReceived(messages.Drain(TERM, cut)))
-    second._step(events.ControlPlaneMessageReceived(messages.Checkpoint(TERM, cut, ("q0", "q1"))))
-    assert both.query.said(messages.Drained, 1) == []
-    assert both.query.said(messages.Contributed, 1) == []
+    second.end_without_leaving()
+    second._step(events.ControlPlaneMessageReceived(messages.DrainOrder(TERM, cut)))
+    second._step(events.ControlPlaneMessageReceived(messages.ContributeOrder(TERM, cut, ("q0", "q1"))))
+    assert both.query.said(messages.MemberDrained, 1) == []
+    assert both.query.said(messages.ContributionReport, 1) == []
 
 
 def test_a_cut_that_lacks_a_sibling_gets_nothing_of_the_run(both: Both) -> None:
@@ -203,7 +203,7 @@ def test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more(both: Both) -> 
     both.reads()
     both.query.run.begin(1)
     assert not both.query.query.is_idle()
-    both.query.query.ended(0, None)
+    both.query.query.on_member_ended(0, None)
     until(both.query.query.is_idle, "nothing runs", 5)
 
 
@@ -238,14 +238,14 @@ def test_who_is_started_again_ends_the_earlier_one_s_siblings(both: Both) -> Non
     both.pump()
     both.assign(1)
     both.batch(1)
-    again = messages.Register("q0", UUID(int=77), "g0", messages.Identity(), sink="s", of="again", sources=2)
+    again = messages.RegistrationRequest("q0", UUID(int=77), "g0", messages.Identity(), sink="s", of="again", sources=2)
     both.plane.say(55, again)
     for member in (0, 1):
-        assert both.plane.orders(both.connections[member], messages.Refused)
+        assert both.plane.orders(both.connections[member], messages.RegistrationRefused)
         assert both.connections[member] in both.plane.closed
     assert both.plane.machine.plane.metrics.resets[ResetCause.DEAD] == 1
-    both.plane.say(55, messages.WasReset(both.plane.orders(55, messages.Welcome)[-1].epoch))
-    both.plane.say(55, messages.AskCheckpoint())
+    both.plane.say(55, messages.MemberWasReset(both.plane.orders(55, messages.RegistrationAccepted)[-1].epoch))
+    both.plane.say(55, messages.CheckpointRequest())
     assert both.sequences() == []
 
 
@@ -264,12 +264,12 @@ def test_nobody_is_given_anything_before_all_of_the_query_are_there(both: Both) 
     both.connect(0)
     both.pump()
     both.assign(0)
-    assert both.query.said(messages.AskStarts)
+    assert both.query.said(messages.StartOffsetsRequest)
     assert both.plane.machine.plane.members["q0"].handed == {}
-    both.plane.say(7, messages.Register("other", UUID(int=70), "g9", messages.Identity()))
-    both.plane.say(7, messages.AskCheckpoint())  # the others do not wait for it
-    assert both.plane.orders(7, messages.Drain)
-    both.plane.say(7, messages.DrainFailed(both.plane.orders(7, messages.Drain)[-1].cut, "it is over"))
+    both.plane.say(7, messages.RegistrationRequest("other", UUID(int=70), "g9", messages.Identity()))
+    both.plane.say(7, messages.CheckpointRequest())  # the others do not wait for it
+    assert both.plane.orders(7, messages.DrainOrder)
+    both.plane.say(7, messages.DrainFailed(both.plane.orders(7, messages.DrainOrder)[-1].cut, "it is over"))
     both.plane.tick(10_000)
     assert "q0" in both.plane.machine.plane.members
 

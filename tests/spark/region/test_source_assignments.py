@@ -34,7 +34,7 @@ class Seated:
         self.session = SourceAssignments(
             lambda: self.reported.append("begun"), lambda: self.reported.append("done"), self.gone.append
         )
-        self.run = self.session.start(3)
+        self.run = self.session.begin_run(3)
         self.session.resume_batches("not started")
         self.session.assign_partition(position(0, 10))
         self.session.assign_partition(position(1, 20))
@@ -58,10 +58,10 @@ def test_a_batch_begins_only_of_what_was_handed_out_last() -> None:
     held = session.wait_partitions(0, RUN)
     assert held is not None
     session.remove_revoked([T1])
-    assert not session.begin(held.version, 1)
+    assert not session.begin_batch(held.version, 1)
     now = session.wait_partitions(0, RUN)
-    assert now is not None and session.begin(now.version, 1)
-    assert session.running() == 1
+    assert now is not None and session.begin_batch(now.version, 1)
+    assert session.running_batch() == 1
 
 
 def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
@@ -69,7 +69,7 @@ def test_nothing_begins_while_there_is_a_reason_to_hold() -> None:
     held = session.wait_partitions(0, RUN)
     assert held is not None
     assert session.pause_batches("wanted back") is None
-    assert not session.begin(held.version, 1)
+    assert not session.begin_batch(held.version, 1)
     assert session.wait_partitions(1, RUN) is None
     session.pause_batches("too far ahead")
     session.resume_batches("wanted back")
@@ -161,7 +161,7 @@ def test_neither_stop_nor_reset_waits_for_an_idle_source(stop: str) -> None:
     if stop == "the run is to end":
         seated.session.end_run()
     else:
-        seated.session.start(4)
+        seated.session.begin_run(4)
     assert asking.answer() is None
 
 
@@ -219,20 +219,20 @@ def test_what_is_wanted_back_is_kept_and_not_planned() -> None:
     session.stop_planning([T0, TopicPartition("t", 9)])
     held = session.wait_partitions(0, RUN)
     assert held is not None and [part.partition for part in held.parts] == [1]
-    assert session.handed().keys() == {T0, T1}, "its end is contributed until it is let go"
+    assert session.all_assigned().keys() == {T0, T1}, "its end is contributed until it is let go"
     session.remove_revoked([T0])
-    assert session.handed().keys() == {T1}
+    assert session.all_assigned().keys() == {T1}
 
 
 def test_the_begin_and_the_end_of_a_batch_are_reported() -> None:
     seated = Seated()
     held = seated.run.wait_partitions(0)
     assert held is not None
-    seated.session.begin(held.version, 4)
+    seated.session.begin_batch(held.version, 4)
     seated.run.complete_batch(3)
-    assert seated.session.running() == 4, "another batch's end"
+    assert seated.session.running_batch() == 4, "another batch's end"
     seated.run.complete_batch(4)
-    assert seated.session.running() is None
+    assert seated.session.running_batch() is None
     assert seated.reported == ["begun", "done"]
 
 
@@ -240,9 +240,9 @@ def test_the_next_run_knows_nothing_of_a_batch_that_ran() -> None:
     seated = Seated()
     held = seated.run.wait_partitions(0)
     assert held is not None
-    seated.session.begin(held.version, 4)
-    run = seated.session.start(5)
-    assert seated.session.running() is None
+    seated.session.begin_batch(held.version, 4)
+    run = seated.session.begin_run(5)
+    assert seated.session.running_batch() is None
     now = run.wait_partitions(0)
     assert now is not None and now.epoch == 5
 
@@ -256,11 +256,11 @@ def test_whoever_finds_that_nothing_runs_has_heard_of_all_that_ran() -> None:
         assert proceed.wait(10)
 
     session = SourceAssignments(begun, lambda: None, lambda lost: None)
-    session.start(3)
+    session.begin_run(3)
     session.resume_batches("not started")
     held = session.wait_partitions(0, RUN)
     assert held is not None
-    beginning = threading.Thread(target=session.begin, args=(held.version, 1))
+    beginning = threading.Thread(target=session.begin_batch, args=(held.version, 1))
     beginning.start()
     assert telling.wait(10)
     found: list[int | None] = []
@@ -276,10 +276,10 @@ def test_whoever_finds_that_nothing_runs_has_heard_of_all_that_ran() -> None:
 
 def test_the_end_of_an_earlier_run_s_batch_is_none_of_this_one_s() -> None:
     seated = Seated()
-    later = seated.session.start(5)
+    later = seated.session.begin_run(5)
     held = later.wait_partitions(0)
-    assert held is not None and seated.session.begin(held.version, 1)
+    assert held is not None and seated.session.begin_batch(held.version, 1)
     seated.run.complete_batch(1)
-    assert seated.session.running() == 1
+    assert seated.session.running_batch() == 1
     later.complete_batch(1)
-    assert seated.session.running() is None
+    assert seated.session.running_batch() is None

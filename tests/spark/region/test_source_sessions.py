@@ -180,7 +180,7 @@ def test_what_is_handed_out_and_lost_survives_the_channel() -> None:
 
 
 def ask(sessions: SourceSessions, what: str, session: object = "s", query: str = "q1", **facts: Any) -> Message:
-    return sessions.answer(query, {"kind": "ask", "number": 1, "seat": session, "what": what, **facts})
+    return sessions.answer_request(query, {"kind": "ask", "number": 1, "seat": session, "what": what, **facts})
 
 
 def test_a_session_answers_its_query_and_nobody_else() -> None:
@@ -209,7 +209,7 @@ def test_a_session_answers_its_query_and_nobody_else() -> None:
     assert ask(sessions, "held", wait_ms=0) == {"refused": "the region has stopped"}
     sessions.add("s", Desk("a", A))
     assert ask(sessions, "held", query="q2", wait_ms=0)["parts"] == [], "another run, another query"
-    sessions.remove("s")
+    sessions.remove_session("s")
     assert ask(sessions, "held", query="q2", wait_ms=0) == unknown and sessions.query_of_session("s") is None
 
 
@@ -256,7 +256,7 @@ def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(cl
         assert line.send(LostRecords("gone", False, ()).to_message("of a test"))
         until(lambda: desk.lost_parts, "it is told")
     finally:
-        SOURCE_SESSIONS.remove("of a test")
+        SOURCE_SESSIONS.remove_session("of a test")
     assert "refused" in line.ask(question, 60)
 
 
@@ -269,7 +269,7 @@ def test_an_error_of_the_application_is_no_answer_and_ends_the_connection(
     sessions, desk = SourceSessions(), Desk("a", A)
     sessions.add("s", desk)
     desk.before_begin = fail
-    board = closing(ChannelServer(answers={"ask": sessions.answer}))
+    board = closing(ChannelServer(answers={"ask": sessions.answer_request}))
     line = closing(ChannelClient(board.address, {}))
     line.announce_query("q1")
     line.start()

@@ -26,22 +26,22 @@ def key(unit: int) -> StagedKey:
 
 def test_keys_of_all_batches_that_no_sequence_has() -> None:
     staged = StagedBatches(None)
-    staged.add(0, Staged((key(0), key(1))))
-    staged.add(1, Staged(()))
-    staged.add(2, Staged((key(2),)))
+    staged.add_batch(0, Staged((key(0), key(1))))
+    staged.add_batch(1, Staged(()))
+    staged.add_batch(2, Staged((key(2),)))
     assert staged.unacknowledged_keys(1).keys == (key(0), key(1))
     assert staged.unacknowledged_keys(2).keys == (key(0), key(1), key(2)), "the cut began again: nothing has counted"
     staged.forget_contribution()
     assert staged.unacknowledged_keys(2).keys == ()
-    staged.add(3, Staged((key(3),)))
+    staged.add_batch(3, Staged((key(3),)))
     assert staged.unacknowledged_keys(3).keys == (key(3),)
 
 
 def test_what_came_after_the_contribution_is_for_the_next() -> None:
     staged = StagedBatches(6)
-    staged.add(7, Staged((key(7),)))
+    staged.add_batch(7, Staged((key(7),)))
     assert staged.unacknowledged_keys(7).keys == (key(7),)
-    staged.add(8, Staged((key(8),)))
+    staged.add_batch(8, Staged((key(8),)))
     staged.forget_contribution()
     assert staged.unacknowledged_keys(8).keys == (key(8),)
     assert staged.batches_ahead(8) == 1
@@ -49,7 +49,7 @@ def test_what_came_after_the_contribution_is_for_the_next() -> None:
 
 def test_a_batch_in_the_log_that_staged_nothing_fails_the_cut() -> None:
     staged = StagedBatches(3)
-    staged.add(5, Staged((key(5),)))
+    staged.add_batch(5, Staged((key(5),)))
     with pytest.raises(CorruptDataError, match="batch 4 is in the checkpoint's log"):
         staged.unacknowledged_keys(5)
 
@@ -71,7 +71,9 @@ def rows(*numbers: int) -> pa.RecordBatch:
 
 def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path) -> None:
     doing = task(tmp_path / "out", unit_bytes=1)
-    texts = [batch.column("key")[0].as_py() for batch in doing.keys_of(iter([rows(1, 2), rows(), rows(3)]), attempt=2)]
+    texts = [
+        batch.column("key")[0].as_py() for batch in doing.stage_batches(iter([rows(1, 2), rows(), rows(3)]), attempt=2)
+    ]
     keys = [StagedKey.parse(text) for text in texts]
     assert [(contribution.epoch, contribution.unit) for contribution in keys if contribution] == [
         (4, 2 << 20),
@@ -83,14 +85,14 @@ def test_a_task_stages_its_rows_in_units_under_its_attempts_keys(tmp_path: Path)
 
 
 def test_a_task_without_rows_stages_nothing(tmp_path: Path) -> None:
-    assert list(task(tmp_path / "out").keys_of(iter([rows()]), attempt=2)) == []
+    assert list(task(tmp_path / "out").stage_batches(iter([rows()]), attempt=2)) == []
 
 
 STAGES = """
 import pickle, sys
 import pyarrow as pa
 task, batch = pickle.load(sys.stdin.buffer)
-print(*(text for one in task.keys_of(iter([batch]), 2) for text in one.column("key").to_pylist()))
+print(*(text for one in task.stage_batches(iter([batch]), 2) for text in one.column("key").to_pylist()))
 print("pandas" in sys.modules)
 """
 
@@ -123,7 +125,7 @@ def test_a_task_waits_for_a_sink_that_is_away_and_stages_under_a_key_of_its_own(
             raise OSError("the disk is full")
 
     monkeypatch.setattr(ParquetFolder, "stage", stage)
-    [given] = doing.keys_of(iter([rows(1, 2)]), attempt=0)
+    [given] = doing.stage_batches(iter([rows(1, 2)]), attempt=0)
     assert tried == [0, 1, 2]
     found = StagedKey.parse(given.column("key")[0].as_py())
     assert found is not None and found.unit == 2

@@ -17,7 +17,7 @@ from tests.support.waiting import LAST_RESORT
 
 from kohort.region.sinks.parquet_folder import ParquetFolder
 from kohort.spark import SparkRegion
-from kohort.spark.region.spark_region import query_of
+from kohort.spark.region.spark_region import pinned_query_of
 
 __all__ = ["application"]
 pytestmark = [
@@ -30,7 +30,10 @@ NAMES = ("a", "b")
 
 def owners(app: Application) -> dict[str, list[int]]:
     """Which partitions each query reads for ever."""
-    return {name: [number for number in range(4) if query_of(app.stage.topic, number, NAMES) == name] for name in NAMES}
+    return {
+        name: [number for number in range(4) if pinned_query_of(app.stage.topic, number, NAMES) == name]
+        for name in NAMES
+    }
 
 
 def pinned(app: Application, *names: str) -> SparkRegion:

@@ -49,19 +49,19 @@ def query_at(line: ApplicationChannel) -> SourceQuery:
 
 def test_latest_offset_waits_in_pieces_for_as_long_as_it_is_to_stay() -> None:
     line = Answers(STAYS, STAYS, STAYS, {"hold": True, "stay": False})
-    assert query_at(line).plan(START, limited=False) is None
+    assert query_at(line).plan_batch(START, limited=False) is None
     assert line.asked == 4
 
 
 def test_an_application_that_says_no_more_than_hold_is_answered_at_once() -> None:
     line = Answers({"hold": True})
-    assert query_at(line).plan(START, limited=False) is None
+    assert query_at(line).plan_batch(START, limited=False) is None
 
 
 def test_a_run_that_is_stopped_is_refused_while_it_stays() -> None:
     line = Answers(STAYS, {"refused": "its run is over"})
     with pytest.raises(InvalidInputError, match="its run is over"):
-        query_at(line).plan(START, limited=False)
+        query_at(line).plan_batch(START, limited=False)
 
 
 SOURCE = """
@@ -72,18 +72,18 @@ from kohort.spark.source.readers import SigtermHandler
 from tests.spark.region.test_stays import START, query_at
 
 ending = SigtermHandler()
-ending.install()
+ending.install_handler()
 line = ChannelClient(ChannelAddress(int(sys.argv[1]), bytes.fromhex(sys.argv[2])), {})
 line.announce_query("i")
 line.start()
 query = query_at(line)
 try:
-    query.plan(START, limited=False)
+    query.plan_batch(START, limited=False)
     print("it has not stayed")
 except KafkaError as error:
     print(error)
 finally:
-    ending.begin()
+    ending.begin_stop()
     line.close()
     query.close()
     print("stop", flush=True)

@@ -36,7 +36,7 @@ def session(desk: Desk) -> Iterator[str]:
     session = uuid.uuid4().hex
     SOURCE_SESSIONS.add(session, desk)
     yield session
-    SOURCE_SESSIONS.remove(session)
+    SOURCE_SESSIONS.remove_session(session)
 
 
 def planned(checkpoint: Path) -> list[BatchOffset]:

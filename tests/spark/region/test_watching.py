@@ -10,7 +10,7 @@ import pytest
 from tests.spark.region.history import History, SequenceStep
 from tests.spark.region.watching import KINDS, Look, parts_seen, summed
 
-from kohort.region.records import Contribution, Epoch, Fact, Manifest, OffsetSpan, Term
+from kohort.region.records import Contribution, EpochBegun, Fact, Manifest, OffsetSpan, TermBegun
 from kohort.region.staged import StagedKey
 
 ID = UUID(int=7)
@@ -84,14 +84,14 @@ def test_places_show_what_their_sinks_have_published(tmp_path: Path, kind: str) 
 def test_history_has_the_sequences_and_resets_of_the_region_alone() -> None:
     history = History("r", "", {})
     facts: list[Fact] = [
-        Term("r", 1, "127.0.0.1", 1, b"", 0),
-        Epoch("r", 1, 1, 1, 0, "a has started", 10),
+        TermBegun("r", 1, "127.0.0.1", 1, b"", 0),
+        EpochBegun("r", 1, 1, 1, 0, "a has started", 10),
         given(1, "a", (0, 0, 2)),
         given(1, "b"),
         Manifest("r", ID, 1, 1, 1, 20, ("a", "b"), ("a", "b"), ()),
-        Epoch("r", 2, 1, 1, 0, "b has started", 30),
-        Epoch("r", 3, 1, 3, 1, "a has failed", 40),
-        Epoch("other", 4, 1, 4, 1, "another region's", 50),
+        EpochBegun("r", 2, 1, 1, 0, "b has started", 30),
+        EpochBegun("r", 3, 1, 3, 1, "a has failed", 40),
+        EpochBegun("other", 4, 1, 4, 1, "another region's", 50),
     ]
     for fact in facts:
         history._take(fact)

@@ -24,8 +24,8 @@ from kohort.schema_registry.avro_limits import without_defaults
 from kohort.spark.options import parse_options
 from kohort.spark.values.avro_parsed import parse_for_fastavro
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.avro_schema import NESTING_MAX, node_of, schema_of, without_logical_types
-from kohort.spark.values.declared import avro_schema_of, declare
+from kohort.spark.values.avro_schema import NESTING_MAX, parse_avro_schema, schema_to_node, without_logical_types
+from kohort.spark.values.declared import avro_schema_of, parse_declared_values
 from kohort.spark.values.isolate import VALUE_BYTES
 from kohort.spark.values.types import arrow_type
 
@@ -182,7 +182,7 @@ def test_a_column_is_what_its_records_are_one_by_one(data: st.DataObject) -> Non
             data.draw(st.sampled_from([None, b"", whole[:at], whole + b"\0", whole[:at] + more + whole[at:]]))
         )
     parts = AvroDecoder(KIND, json.dumps(EVERY), None).decode(pa.array(values, pa.binary()))
-    found = parts.joined()
+    found = parts.to_array()
     found.validate(full=True)
     assert found.type.equals(KIND)
     expected = [one_by_one(value) for value in values]
@@ -196,14 +196,14 @@ def test_a_column_is_what_its_records_are_one_by_one(data: st.DataObject) -> Non
 
 
 def test_types_are_those_of_from_avro() -> None:
-    assert node_of(EVERY).ddl == DDL
+    assert schema_to_node(EVERY).ddl == DDL
 
 
 def test_times_beyond_pythons_are_read() -> None:
     schema = {"type": "long", "logicalType": "timestamp-millis"}
     value = written("long", 253_402_300_800_000)
     found = AvroDecoder(pa.timestamp("us", tz="UTC"), json.dumps(schema), None).decode(pa.array([value], pa.binary()))
-    assert found.joined().cast(pa.int64()).to_pylist() == [253_402_300_800_000_000]
+    assert found.to_array().cast(pa.int64()).to_pylist() == [253_402_300_800_000_000]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_damaged_value_says_why_and_leaves_its_neighbours(
     assert list(parts.reasons) == [1]
     with pytest.raises(ValueError, match=reason):
         raise ValueError(parts.reasons[1])
-    assert parts.joined().to_pylist() == [None, None, None]
+    assert parts.to_array().to_pylist() == [None, None, None]
 
 
 def record(name: str, *fields: Any, **more: Any) -> dict[str, Any]:
@@ -277,7 +277,7 @@ LETTER = {"type": "enum", "name": "Node", "symbols": ["A"]}
 )
 def test_a_schema_that_can_not_be_is_refused(schema: Any, words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        node_of(schema)
+        schema_to_node(schema)
 
 
 WIDE = {"type": "bytes", "logicalType": "decimal", "precision": 65, "scale": 2}
@@ -296,15 +296,15 @@ def test_decimal_that_spark_does_not_have_is_left_out(kind: Any) -> None:
     with raw_registry(http_answer({"schema": json.dumps(schema)})) as server:
         decoder = AvroDecoder(pa.struct([("f0", pa.int32())]), json.dumps(record("Top", "int")), None, server.url)
         parts = decoder.decode(pa.array([value], pa.binary()))
-    assert parts.reasons == {} and parts.joined().to_pylist() == [{"f0": 7}]
+    assert parts.reasons == {} and parts.to_array().to_pylist() == [{"f0": 7}]
 
 
 @pytest.mark.parametrize("kind", INVALID, ids=["scale above precision", "no precision", "fixed"])
 def test_invalid_decimal_is_bytes(kind: Any) -> None:
-    assert node_of(kind).ddl == "binary"
+    assert schema_to_node(kind).ddl == "binary"
     value = b"\x05" if kind["type"] == "fixed" else b"\x02\x05"
     parts = AvroDecoder(pa.binary(), json.dumps(kind), None).decode(pa.array([value], pa.binary()))
-    assert parts.reasons == {} and parts.joined().to_pylist() == [b"\x05"]
+    assert parts.reasons == {} and parts.to_array().to_pylist() == [b"\x05"]
 
 
 def test_decimal_of_another_scale_is_not_read_as_it_is() -> None:
@@ -318,7 +318,7 @@ def test_decimal_of_another_scale_is_not_read_as_it_is() -> None:
 
 def test_schema_with_keys_of_fastavros_own_is_refused() -> None:
     with pytest.raises(InvalidInputError, match="fastavro's own"):
-        schema_of(json.dumps(record("Top", "int", __fastavro_parsed=True, __named_schemas={})))
+        parse_avro_schema(json.dumps(record("Top", "int", __fastavro_parsed=True, __named_schemas={})))
 
 
 OLD = {
@@ -387,7 +387,7 @@ def test_values_are_read_by_the_schemas_that_wrote_them(function: str) -> None:
         None,
     ]
     parts = decoder.decode(pa.array(values, pa.binary()))
-    assert [row and (row["n"], row["s"]) for row in parts.joined().to_pylist()] == [
+    assert [row and (row["n"], row["s"]) for row in parts.to_array().to_pylist()] == [
         *((1, None), (2, "two"), None, None, None, None, (3, None), None, None)
     ]
     assert sorted(parts.reasons) == [2, 3, 4, 5, 7]
@@ -442,7 +442,7 @@ def test_fields_that_were_not_written_have_the_defaults_of_their_schema(function
     values = [framed(1, OLD, {"gone": None, "n": number}) for number in (1, 2)]
     parts = AvroDecoder(kind, json.dumps(LATER), function).decode(pa.array(values, pa.binary()))
     assert parts.reasons == {}
-    rows = parts.joined().to_pylist()
+    rows = parts.to_array().to_pylist()
     assert [row.pop("n") for row in rows] == [1, 2]
     assert rows == 2 * [
         {
@@ -465,7 +465,7 @@ def test_type_that_one_schema_names_and_the_other_defines_in_a_union_is_read(fun
     kind = pa.struct([("second", pa.struct([("x", pa.int32())]))])
     decoder = AvroDecoder(kind, json.dumps(reader), function)
     parts = decoder.decode(pa.array([framed(7, TWICE, {"first": {"x": 1}, "second": {"x": 2}})], pa.binary()))
-    assert parts.reasons == {} and parts.joined().to_pylist() == [{"second": {"x": 2}}]
+    assert parts.reasons == {} and parts.to_array().to_pylist() == [{"second": {"x": 2}}]
 
 
 def test_default_that_is_no_value_of_its_field_matters_to_values_without_the_field_alone(function: str) -> None:
@@ -474,7 +474,7 @@ def test_default_that_is_no_value_of_its_field_matters_to_values_without_the_fie
     decoder = AvroDecoder(kind, json.dumps(ODD_DEFAULT), function)
     values = [framed(6, without_defaults(ODD_DEFAULT), {"n": 1, "f1": "x"}), framed(1, OLD, {"gone": None, "n": 2})]
     parts = decoder.decode(pa.array(values, pa.binary()))
-    assert parts.joined().to_pylist() == [{"n": 1, "f1": "x"}, None]
+    assert parts.to_array().to_pylist() == [{"n": 1, "f1": "x"}, None]
     assert "No default value for field f1" in parts.reasons[1] and sorted(parts.reasons) == [1]
 
 
@@ -499,12 +499,12 @@ def test_schema_nested_too_deep_is_refused_and_one_just_below_is_read(kind: str,
     deepest = NESTING_MAX // (3 if kind == "record" else 1)
     if levels == 60:
         text = nested(kind, deepest)
-        assert node_of(schema_of(text)).ddl.count("<") == deepest
-        parse_for_fastavro(schema_of(text))
+        assert schema_to_node(parse_avro_schema(text)).ddl.count("<") == deepest
+        parse_for_fastavro(parse_avro_schema(text))
         levels = deepest + 1
     for name in ("valueSchema", "the schema 7"):
         with pytest.raises(InvalidInputError, match=f"{name} is nested deeper than {NESTING_MAX} levels"):
-            schema_of(nested(kind, levels), name)
+            parse_avro_schema(nested(kind, levels), name)
 
 
 @pytest.mark.parametrize("name", ["no-colon", "no.such.module:f", "json:nothing", "json:__doc__", ":", "..:x"])
@@ -538,7 +538,7 @@ def test_ddl_stands_for_the_schema_that_to_avro_writes() -> None:
     empty = dict.fromkeys(record) | {"must": ""}
     values = [written(schema, record), written(schema, empty), written(schema, record | {"i8": 128})]
     parts = AvroDecoder(arrow_type(kind), json.dumps(schema), None).decode(pa.array(values, pa.binary()))
-    first, second, _ = parts.joined().to_pylist()
+    first, second, _ = parts.to_array().to_pylist()
     assert first == record | {"inner": {"m": [("k", 1)]}}
     assert second == empty
     assert list(parts.reasons) == [2]
@@ -550,4 +550,4 @@ def test_fastavro_that_is_not_installed_is_asked_for(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "fastavro.schema", None)
     given = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "t", "valueFormat": "avro"}
     with pytest.raises(InvalidInputError, match=r"needs fastavro.*pip install 'kohort\[spark\]'"):
-        declare(parse_options({**given, "valueSchema": '"long"'}))
+        parse_declared_values(parse_options({**given, "valueSchema": '"long"'}))

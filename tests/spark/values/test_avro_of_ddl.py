@@ -16,7 +16,7 @@ from pyspark.sql import types as spark
 
 from kohort.spark.options import parse_options
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.declared import avro_schema_of, declare
+from kohort.spark.values.declared import avro_schema_of, parse_declared_values
 from kohort.spark.values.types import arrow_type
 
 PAYMENT = {
@@ -96,7 +96,7 @@ def test_fields_of_another_writer_are_read_by_their_names(function: str) -> None
     kind = spark.StructType([spark.StructField(name, part) for name, part in FIELDS.items()])
     parts = decoder(kind, function).decode(pa.array([framed(0, plain(PAYMENT), VALUE), None], pa.binary()))
     assert parts.reasons == {}
-    row, nothing = parts.joined().to_pylist()
+    row, nothing = parts.to_array().to_pylist()
     assert nothing is None and row.pop("at").timestamp() == 1_700_000_000.123
     assert row == {
         "id": 7,
@@ -124,7 +124,7 @@ def test_fields_of_another_writer_are_read_by_their_names(function: str) -> None
 def test_field_of_another_type_makes_the_value_bad(function: str, name: str, kind: spark.DataType, reason: str) -> None:
     made = decoder(spark.StructType([spark.StructField(name, kind)]), function)
     parts = made.decode(pa.array([framed(0, plain(PAYMENT), VALUE)], pa.binary()))
-    assert reason in parts.reasons[0] and parts.joined().to_pylist() == [None]
+    assert reason in parts.reasons[0] and parts.to_array().to_pylist() == [None]
 
 
 def test_field_that_may_not_be_null_must_be_written(function: str) -> None:
@@ -136,7 +136,7 @@ def test_field_that_may_not_be_null_must_be_written(function: str) -> None:
 def test_value_that_is_no_record_is_read(function: str) -> None:
     made = decoder(spark.TimestampType(), function)
     parts = made.decode(pa.array([framed(1, "long", 5)], pa.binary()))
-    assert parts.joined().cast(pa.int64()).to_pylist() == [5]
+    assert parts.to_array().cast(pa.int64()).to_pylist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_ddl_is_known_as_such(schema: str, of_ddl: bool) -> None:
     given = {"kafka.bootstrap.servers": "b:1", "subscribe": "t", "valueFormat": "avro", "valueSchema": schema}
     value = spark.StructType([spark.StructField("id", spark.LongType())])
     kind = spark.StructType([spark.StructField("value", value)])
-    assert declare(parse_options(given)).values(kind, ("value",)).of_ddl == of_ddl
+    assert parse_declared_values(parse_options(given)).values(kind, ("value",)).of_ddl == of_ddl

@@ -68,7 +68,7 @@ def _small_pieces() -> Iterator[None]:
 
 def by_column(kind: pa.DataType, values: list[bytes | None], zone: Any = UTC) -> tuple[list[str], set[int]]:
     parts = JsonDecoder(kind, zone).decode(pa.array(values, pa.binary()))
-    found = parts.joined()
+    found = parts.to_array()
     found.validate(full=True)
     assert found.type.equals(kind)
     return [repr(value) for value in found.to_pylist()], set(parts.reasons)
@@ -209,7 +209,7 @@ def test_few_bad_values_among_many_are_found(monkeypatch: pytest.MonkeyPatch) ->
         values[row] = b'{"n":"x"}'
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == bad
-    found = parts.joined().to_pylist()
+    found = parts.to_array().to_pylist()
     assert [row and row["n"] for row in found] == [None if n in bad else n for n in range(20_000)]
     assert len(seen) <= len(bad) * ONE_BY_ONE_MAX
 
@@ -226,7 +226,7 @@ def test_damage_never_shifts_a_row(data: st.DataObject) -> None:
         places[len(values)] = number
         blank = data.draw(st.sampled_from(["", " ", "\n", "\r\n"]))
         values.append(f'{blank}{{{blank}"n":{number},{blank}"s":"row {number}"}}{blank}'.encode())
-    found = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary())).joined()
+    found = JsonDecoder(NUMBERED, UTC).decode(pa.array(values, pa.binary())).to_array()
     assert {row: found[row].as_py() for row in places} == {
         row: {"n": number, "s": f"row {number}"} for row, number in places.items()
     }
@@ -239,7 +239,7 @@ def test_slices_and_many_chunks_keep_their_order(monkeypatch: pytest.MonkeyPatch
     values[7], values[300], values[499], values[20] = None, b"broken", b"", b'{"s":"' + b"y" * 1000 + b'"}'
     whole = pa.array([b"before", *values, b"after"], pa.binary()).slice(1, 500)
     parts = JsonDecoder(NUMBERED, UTC).decode(whole)
-    found = parts.joined().to_pylist()
+    found = parts.to_array().to_pylist()
     assert [row and row["n"] for row in found] == [None if n in (7, 20, 300, 499) else n for n in range(500)]
     assert found[20] == {"n": None, "s": "y" * 1000}
     assert set(parts.reasons) == {300}
@@ -279,7 +279,7 @@ def test_what_a_field_becomes(kind: pa.DataType, text: str, expected: object) ->
     berlin = ZoneInfo("Europe/Berlin")
     parts = JsonDecoder(whole, berlin).decode(pa.array([value], pa.binary()))
     assert parts.reasons == {}
-    assert parts.joined()[0].as_py() == {"v": expected}
+    assert parts.to_array()[0].as_py() == {"v": expected}
     assert one_by_one(whole, [value], berlin) == by_column(whole, [value], berlin)
 
 
@@ -309,7 +309,7 @@ def test_a_bad_field_says_where_and_why(kind: pa.DataType, text: str, reason: st
     assert list(parts.reasons) == [1]
     with pytest.raises(ValueError, match=reason):
         raise ValueError(parts.reasons[1])
-    assert parts.joined().to_pylist() == [{"v": None}, None, {"v": None}]
+    assert parts.to_array().to_pylist() == [{"v": None}, None, {"v": None}]
 
 
 def test_a_field_that_may_not_be_null_makes_its_record_bad() -> None:
@@ -319,7 +319,7 @@ def test_a_field_that_may_not_be_null_makes_its_record_bad() -> None:
     parts = JsonDecoder(kind, UTC).decode(pa.array(values, pa.binary()))
     assert sorted(parts.reasons) == [1, 2, 4]
     assert parts.reasons[2] == "value.in.x is null, and was declared NOT NULL"
-    assert [row and row["n"] for row in parts.joined().to_pylist()] == [1, None, None, 3, None]
+    assert [row and row["n"] for row in parts.to_array().to_pylist()] == [1, None, None, 3, None]
 
 
 @pytest.mark.parametrize("depth", [DEPTH, DEPTH + 1, 200_000])
@@ -328,7 +328,7 @@ def test_depth_is_bounded_whatever_field_is_deep(depth: int) -> None:
     values = [b'{"n":1,"x":' + b"[" * inside + b"]" * inside + b"}", b'{"x":' + b'{"x":' * inside + b"1" + b"}" * depth]
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([*values, b'{"n":2}'], pa.binary()))
     assert sorted(parts.reasons) == ([] if depth <= DEPTH else [0, 1])
-    assert parts.joined()[2].as_py() == {"n": 2, "s": None}
+    assert parts.to_array()[2].as_py() == {"n": 2, "s": None}
 
 
 @pytest.mark.parametrize(
@@ -368,7 +368,7 @@ def test_brackets_in_strings_are_no_levels() -> None:
     value = b'{"n":1,"s":"' + b"[{" * DEPTH + b'\\"[' + b'"}'
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([value], pa.binary()))
     assert parts.reasons == {}
-    assert parts.joined()[0]["n"].as_py() == 1
+    assert parts.to_array()[0]["n"].as_py() == 1
 
 
 def test_a_huge_value_is_bad_before_anything_is_made_of_it() -> None:
@@ -380,4 +380,4 @@ def test_a_huge_value_is_bad_before_anything_is_made_of_it() -> None:
     )
     assert sorted(parts.reasons) == [1, 3]
     assert "are more than the" in parts.reasons[1]
-    assert parts.joined()[2]["n"].as_py() == 1
+    assert parts.to_array()[2]["n"].as_py() == 1

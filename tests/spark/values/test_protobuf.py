@@ -19,13 +19,13 @@ from kohort import SchemaReference, SchemaRegistry
 from kohort.client.producer.producer import Producer
 from kohort.errors import CorruptDataError, InvalidInputError, KafkaError, RetriableError
 from kohort.schema_registry.embedded import EmbeddedSchemaRegistry
-from kohort.schema_registry.protobuf_schemas import compiled
+from kohort.schema_registry.protobuf_schemas import compile_protobuf
 from kohort.schema_registry.protobuf_values import protobuf_writer
 from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tasks.encoding import ValueEncoding
 from kohort.spark.values import protobuf_records
-from kohort.spark.values.declared import declare, schema_from_registry
+from kohort.spark.values.declared import parse_declared_values, schema_from_registry
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.protobuf_records import ProtobufDecoder, ddl_of_message
 
@@ -106,12 +106,12 @@ def options_of(**given: str) -> Any:
 
 
 def decoder_of(text: str, kind: Any, registry: str | None = None, message: str | None = None) -> ProtobufDecoder:
-    schema = compiled(text, (), "the schema")
+    schema = compile_protobuf(text, (), "the schema")
     return ProtobufDecoder(kind, schema.descriptor_set_text(), schema.message_named(message).full_name, registry)
 
 
 def test_types_of_fields() -> None:
-    schema = compiled(EVERY, (), "the schema")
+    schema = compile_protobuf(EVERY, (), "the schema")
     assert ddl_of_message(schema.message_named("Every")) == TYPE
 
 
@@ -120,10 +120,10 @@ def written(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_values_of_every_type_become_columns() -> None:
-    write = protobuf_writer(compiled(EVERY, (), "the schema"), 1, "Every")
+    write = protobuf_writer(compile_protobuf(EVERY, (), "the schema"), 1, "Every")
     values = [write(written(ROW))[7:], None, b"", b"\x82\1\2\x09", b"\x0a\1", b"\x80\1\x4d"]
     parts = decoder_of(EVERY, ARROW, message="Every").decode(pa.array(values, pa.binary()))
-    assert parts.joined().to_pylist() == [
+    assert parts.to_array().to_pylist() == [
         ROW,
         None,
         EMPTY,
@@ -158,7 +158,7 @@ def test_schema_without_a_spark_type_is_refused(text: str, words: str) -> None:
     last = text.rpartition("message A")[2].split(" ")[0] if text.startswith('syntax = "proto3"; message A0') else ""
     given = {"valueMessage": f"A{last}"} if last else {}
     with pytest.raises(InvalidInputError, match=words):
-        declare(options_of(valueFormat="protobuf", valueSchema=text, **given))
+        parse_declared_values(options_of(valueFormat="protobuf", valueSchema=text, **given))
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_schema_without_a_spark_type_is_refused(text: str, words: str) -> None:
 )
 def test_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        declare(options_of(**options))
+        parse_declared_values(options_of(**options))
 
 
 def test_values_of_other_versions_are_read_or_bad(registry: EmbeddedSchemaRegistry) -> None:
@@ -189,7 +189,7 @@ def test_values_of_other_versions_are_read_or_bad(registry: EmbeddedSchemaRegist
     kind = pa.struct([("id", pa.int64()), ("note", pa.string())])
     parts = decoder_of(SECOND, kind, registry.url).decode(pa.array(values, pa.binary()))
     good = {0: {"id": 1, "note": ""}, 1: {"id": 2, "note": "x"}, 11: {"id": 5, "note": ""}}
-    assert parts.joined().to_pylist() == [good.get(row) for row in range(len(values))]
+    assert parts.to_array().to_pylist() == [good.get(row) for row in range(len(values))]
     words = {
         3: "a Q was written, and P is read",
         4: "P.id was written as sint64 and is read as int64",
@@ -208,14 +208,14 @@ def test_values_of_other_versions_are_read_or_bad(registry: EmbeddedSchemaRegist
 
 
 def test_bad_value_names_its_place(registry: EmbeddedSchemaRegistry) -> None:
-    schema = compiled(FIRST, (), "the schema")
+    schema = compile_protobuf(FIRST, (), "the schema")
     SchemaRegistry(registry.url).register("pay-value", FIRST, "PROTOBUF")
     kind = pa.struct([("id", pa.int64())])
     values = Values("protobuf", kind, "fail", "UTC", None, None, registry.url, (schema.descriptor_set_text(), "P"))
     with pytest.raises(
         CorruptDataError, match="pay-0 at 7: the value is no protobuf of the declared type: no value of"
     ):
-        values.typed(pa.array([PREFIX + b"\0\x08"], pa.binary()), lambda row: f"pay-0 at {row + 7}")
+        values.decode_values(pa.array([PREFIX + b"\0\x08"], pa.binary()), lambda row: f"pay-0 at {row + 7}")
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def test_machine_that_fails_makes_no_record_bad(
         patch.setitem(sys.modules, "grpc_tools", None)
         with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
             decoder.decode(values)
-    assert decoder.decode(values).joined().to_pylist() == [{"id": 5}]
+    assert decoder.decode(values).to_array().to_pylist() == [{"id": 5}]
 
 
 @pytest.mark.parametrize("module", ["grpc_tools", "google.protobuf.descriptor_pb2"])
 def test_worker_without_a_library_names_the_extra(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    schema, kind = compiled(FIRST, (), "the schema").descriptor_set_text(), pa.struct([("id", pa.int64())])
+    schema, kind = compile_protobuf(FIRST, (), "the schema").descriptor_set_text(), pa.struct([("id", pa.int64())])
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(InvalidInputError, match=r"pip install 'kohort\[protobuf\]'"):
         ProtobufDecoder(kind, schema, "P", "http://127.0.0.1:9")
     if module == "grpc_tools":  # without a registry it is not needed
-        assert ProtobufDecoder(kind, schema, "P").decode(pa.array([b"\x08\5"])).joined().to_pylist() == [{"id": 5}]
+        assert ProtobufDecoder(kind, schema, "P").decode(pa.array([b"\x08\5"])).to_array().to_pylist() == [{"id": 5}]
 
 
 def test_schemas_of_writers_leave_memory(registry: EmbeddedSchemaRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,7 +279,7 @@ def test_schemas_of_writers_leave_memory(registry: EmbeddedSchemaRegistry, monke
     ]
     monkeypatch.setattr(protobuf_records, "WRITERS_BYTES_MAX", 300_000)
     decoder = decoder_of(FIRST, pa.struct([("id", pa.int64())]), registry.url)
-    assert [row["id"] for row in decoder.decode(pa.array(values)).joined().to_pylist()] == [2, 3, 4, 5]
+    assert [row["id"] for row in decoder.decode(pa.array(values)).to_array().to_pylist()] == [2, 3, 4, 5]
     assert list(decoder._written) == [3, 4]
 
 
@@ -297,7 +297,7 @@ def test_text_of_proto2_that_is_not_utf8_is_bad() -> None:
     kind = pa.struct([("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
     values = [b"\x0a\1\xff", b"\x12\6\x0a\1\xff\x12\1a", b"\x0a\1a\x12\6\x0a\1b\x12\1c"]
     parts = decoder_of(text, kind).decode(pa.array(values, pa.binary()))
-    assert parts.joined().to_pylist() == [None, None, {"s": "a", "m": [("b", "c")]}]
+    assert parts.to_array().to_pylist() == [None, None, {"s": "a", "m": [("b", "c")]}]
 
 
 def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchemaRegistry) -> None:
@@ -308,8 +308,8 @@ def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchem
     given = {"valueFormat": "protobuf", "schemaRegistryUrl": registry.url}
     found = schema_from_registry(options_of(**given))
     assert found is not None
-    assert declare(options_of(**given, valueSchema=found)).ddl == "struct<`a`: struct<`a`: int>>"
-    assert declare(options_of(**given, valueSchema=found, valueMessage="V")).ddl == "struct<`v`: int>"
+    assert parse_declared_values(options_of(**given, valueSchema=found)).ddl == "struct<`a`: struct<`a`: int>>"
+    assert parse_declared_values(options_of(**given, valueSchema=found, valueMessage="V")).ddl == "struct<`v`: int>"
     with pytest.raises(InvalidInputError, match="of the kind PROTOBUF, and not AVRO"):
         schema_from_registry(options_of(**given | {"valueFormat": "avro"}))
 
@@ -340,14 +340,14 @@ def test_column_is_written_and_read_back(registry: EmbeddedSchemaRegistry) -> No
     rows = [{name: ROW[name] for name in columns}, None, dict.fromkeys(columns)]
     arrow = pa.struct([ARROW.field(name) for name in columns])
     options = sink(**given, valueSchema=EVERY, valueMessage="Every")
-    encoding = ValueEncoding.registered(options, spark_type(columns))
-    batch = encoding.encoded(pa.RecordBatch.from_arrays([pa.array(rows, arrow)], ["value"]))
+    encoding = ValueEncoding.register_schema(options, spark_type(columns))
+    batch = encoding.encode_values(pa.RecordBatch.from_arrays([pa.array(rows, arrow)], ["value"]))
     assert batch.column("value")[1].as_py() is None
     parts = decoder_of(EVERY, ARROW, registry.url, "Every").decode(batch.column("value"))
     assert parts.reasons == {}
-    assert parts.joined().to_pylist() == [{**EMPTY, **rows[0]}, None, EMPTY]
+    assert parts.to_array().to_pylist() == [{**EMPTY, **rows[0]}, None, EMPTY]
     assert SchemaRegistry(registry.url).latest("pay-value").id == encoding.number
-    again = ValueEncoding.registered(sink(**given, valueMessage="Every"), spark_type(columns))
+    again = ValueEncoding.register_schema(sink(**given, valueMessage="Every"), spark_type(columns))
     assert again.number == encoding.number, "the newest schema of the subject"
 
 
@@ -365,15 +365,15 @@ def test_columns_that_are_no_fields_are_refused(
     text = 'syntax = "proto3"; message P { int64 id = 1; N n = 2; } message N { int32 x = 1; }'
     options = sink(valueFormat="protobuf", schemaRegistryUrl=registry.url, valueSchema=text)
     with pytest.raises(InvalidInputError, match=words):
-        ValueEncoding.registered(options, spark_type(columns))
+        ValueEncoding.register_schema(options, spark_type(columns))
 
 
 def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry) -> None:
     options = sink(valueFormat="protobuf", schemaRegistryUrl=registry.url, valueSchema=FIRST.replace("int64", "uint32"))
-    encoding = ValueEncoding.registered(options, spark_type({"id": spark_types.LongType()}))
+    encoding = ValueEncoding.register_schema(options, spark_type({"id": spark_types.LongType()}))
     values = pa.array([{"id": 1}, {"id": -1}], pa.struct([("id", pa.int64())]))
     with pytest.raises(InvalidInputError, match=r"row 1 of a batch: the value is not of the schema: .*out of range"):
-        encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"]))
+        encoding.encode_values(pa.RecordBatch.from_arrays([values], ["value"]))
 
 
 @pytest.mark.parametrize(

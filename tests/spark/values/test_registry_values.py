@@ -24,7 +24,7 @@ from kohort.spark.options import parse_options
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.tasks.encoding import ValueEncoding
 from kohort.spark.values.avro_records import AvroDecoder
-from kohort.spark.values.declared import avro_schema_of, declare, schema_from_registry
+from kohort.spark.values.declared import avro_schema_of, parse_declared_values, schema_from_registry
 from kohort.spark.values.decoding import PrefixedJsonDecoder
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.types import arrow_type
@@ -57,7 +57,7 @@ def test_values_of_two_schemas_are_one_column(registry: EmbeddedSchemaRegistry) 
     client.register("json-value", '{"type": "object"}', "JSON")
     values = [old({"id": 1}), new({"id": 2, "note": "x"}), None, other("x"), b"\0\0\0\0\x63\2", b"\0\0\0\0\4{}", b"{}"]
     parts = AvroDecoder(TYPE, SECOND, None, registry.url).decode(pa.array(values, pa.binary()))
-    assert parts.joined().to_pylist() == [{"id": 1, "note": "-"}, {"id": 2, "note": "x"}, *[None] * 5]
+    assert parts.to_array().to_pylist() == [{"id": 1, "note": "-"}, {"id": 2, "note": "x"}, *[None] * 5]
     assert sorted(parts.reasons) == [3, 4, 5, 6]
     assert parts.reasons[4] == "there is no schema 99"
     assert "kind JSON" in parts.reasons[5] and "prefix is missing" in parts.reasons[6]
@@ -98,7 +98,7 @@ def test_items_of_many_objects_and_few_bytes_have_a_lower_bound() -> None:
         decoder = AvroDecoder(TYPE, SECOND, None, server.url)
         good = b"\0\0\0\0\1\2\4\1\0\0"
         parts = decoder.decode(pa.array([good, good + bytes(1 << 20)], pa.binary()))
-        assert parts.joined().to_pylist() == [{"id": 1, "note": "-"}, None]
+        assert parts.to_array().to_pylist() == [{"id": 1, "note": "-"}, None]
         assert "are more than the 838860 that are read" in parts.reasons[1]
 
 
@@ -106,7 +106,7 @@ def test_json_is_read_after_its_prefix() -> None:
     kind = pa.struct([("id", pa.int64())])
     values = [b'\0\0\0\0\1{"id": 1}', None, b'{"id": 2}', b"\0\0", b"", b"\0\0\0\0\1x", b'\0\0\0\0\1{"id": 3}']
     parts = PrefixedJsonDecoder(JsonDecoder(kind, UTC)).decode(pa.array(values, pa.binary()))
-    assert parts.joined().to_pylist() == [{"id": 1}, None, None, None, None, None, {"id": 3}]
+    assert parts.to_array().to_pylist() == [{"id": 1}, None, None, None, None, None, {"id": 3}]
     assert sorted(parts.reasons) == [2, 3, 4, 5]
 
 
@@ -116,7 +116,7 @@ def test_many_values_are_read_after_their_prefixes(skipped: int) -> None:
     values = pa.array([b'\0\0\0\0\1{"id": %d}' % number for number in range(1000)] + [None] * 50, pa.binary())
     parts = PrefixedJsonDecoder(JsonDecoder(pa.struct([("id", pa.int64())]), UTC)).decode(values.slice(skipped))
     assert parts.reasons == {}
-    assert parts.joined().to_pylist() == [{"id": number} for number in range(skipped, 1000)] + [None] * 50
+    assert parts.to_array().to_pylist() == [{"id": number} for number in range(skipped, 1000)] + [None] * 50
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_many_values_are_read_after_their_prefixes(skipped: int) -> None:
 )
 def test_options_that_contradict_are_refused(options: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidInputError, match=words):
-        declare(options_of(**{"schemaRegistryUrl": "http://127.0.0.1:9", **options}))
+        parse_declared_values(options_of(**{"schemaRegistryUrl": "http://127.0.0.1:9", **options}))
 
 
 def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchemaRegistry) -> None:
@@ -149,7 +149,7 @@ def test_newest_schema_is_the_type_without_a_valueschema(registry: EmbeddedSchem
 
 def test_password_of_the_registry_is_not_shown() -> None:
     given = {"valueFormat": "avro", "valueSchema": "a INT", "schemaRegistryUrl": "http://u:s3cret@127.0.0.1:9"}
-    assert "s3cret" not in repr(declare(options_of(**given)))
+    assert "s3cret" not in repr(parse_declared_values(options_of(**given)))
 
 
 def sink(**given: str) -> Any:
@@ -186,13 +186,13 @@ def test_column_is_written_and_read_back(registry: EmbeddedSchemaRegistry) -> No
     empty = dict.fromkeys(row)
     made = pa.array([row, None, empty], arrow_type(kind))
     options = sink(valueFormat="avro", schemaRegistryUrl=registry.url)
-    encoding = ValueEncoding.registered(options, kind)
-    batch = encoding.encoded(pa.RecordBatch.from_arrays([made, pa.array([1, 2, 3])], ["value", "partition"]))
+    encoding = ValueEncoding.register_schema(options, kind)
+    batch = encoding.encode_values(pa.RecordBatch.from_arrays([made, pa.array([1, 2, 3])], ["value", "partition"]))
     assert batch.column("value")[1].as_py() is None
     decoder = AvroDecoder(arrow_type(kind), json.dumps(avro_schema_of(kind)), None, registry.url)
     parts = decoder.decode(batch.column("value"))
     assert parts.reasons == {}
-    assert parts.joined().to_pylist() == [row, None, empty]
+    assert parts.to_array().to_pylist() == [row, None, empty]
     assert SchemaRegistry(registry.url).latest("pay-value").id == encoding.number
 
 
@@ -227,8 +227,8 @@ def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistr
     berlin = arrow_type(kind).field("at").with_type(pa.timestamp("us", "Europe/Berlin"))
     given = pa.struct([berlin if field.name == "at" else field for field in arrow_type(kind)])
     made = pa.array([row, None, empty], given)
-    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
-    written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
+    encoding = ValueEncoding.register_schema(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    written = encoding.encode_values(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
     assert written.to_pylist() == [
         b"\0\0\0\0\1"
         + '{"id":4611686018427387904,"day":"2024-02-29","at":"2024-02-29T12:00:00.123456Z",'
@@ -237,7 +237,7 @@ def test_column_is_written_as_json_and_read_back(registry: EmbeddedSchemaRegistr
         b'\0\0\0\0\1{"id":1}',
     ]
     parts = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC)).decode(written)
-    assert parts.reasons == {} and parts.joined().to_pylist() == [row, None, empty]
+    assert parts.reasons == {} and parts.to_array().to_pylist() == [row, None, empty]
     check = json_schema_checker(SchemaRegistry(registry.url).latest("pay-value").text)
     for data in written.drop_null().to_pylist():
         check(json.loads(data[5:]))
@@ -258,13 +258,13 @@ def test_times_of_a_session_in_any_zone_are_written(registry: EmbeddedSchemaRegi
     stamp = pa.timestamp("us", zone)
     given = pa.struct([("at", stamp), ("list", pa.list_(stamp)), ("map", pa.map_(pa.string(), stamp))])
     made = pa.array([row, None], arrow_type(kind)).cast(given)
-    encoding = ValueEncoding.registered(sink(valueFormat=form, schemaRegistryUrl=registry.url), kind)
-    written = encoding.encoded(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
+    encoding = ValueEncoding.register_schema(sink(valueFormat=form, schemaRegistryUrl=registry.url), kind)
+    written = encoding.encode_values(pa.RecordBatch.from_arrays([made], ["value"])).column("value")
     decoder: Any = AvroDecoder(arrow_type(kind), json.dumps(avro_schema_of(kind)), None, registry.url)
     if form == "json":
         decoder = PrefixedJsonDecoder(JsonDecoder(arrow_type(kind), UTC))
     parts = decoder.decode(written)
-    assert parts.reasons == {} and parts.joined().to_pylist() == [row, None]
+    assert parts.reasons == {} and parts.to_array().to_pylist() == [row, None]
 
 
 @pytest.mark.parametrize(
@@ -278,9 +278,9 @@ def test_number_of_32_bits_has_its_own_digits(
     registry: EmbeddedSchemaRegistry, number: float | None, wanted: str | None
 ) -> None:
     kind = spark_types.FloatType()
-    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    encoding = ValueEncoding.register_schema(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
     values = pa.array([number], pa.float32())
-    written = encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"])).column("value")[0].as_py()
+    written = encoding.encode_values(pa.RecordBatch.from_arrays([values], ["value"])).column("value")[0].as_py()
     assert (written and written[5:].decode()) == wanted
     assert wanted is None or pa.array([float(wanted)], pa.float32()).equals(values)
 
@@ -288,28 +288,28 @@ def test_number_of_32_bits_has_its_own_digits(
 @pytest.mark.parametrize("number", [float("nan"), float("inf")], ids=["NaN", "infinity"])
 def test_number_that_json_does_not_have_is_named(registry: EmbeddedSchemaRegistry, number: float) -> None:
     kind = spark_types.DoubleType()
-    encoding = ValueEncoding.registered(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
+    encoding = ValueEncoding.register_schema(sink(valueFormat="json", schemaRegistryUrl=registry.url), kind)
     with pytest.raises(InvalidInputError, match=f"row 1 of a batch: JSON has no number {number}"):
-        encoding.encoded(pa.RecordBatch.from_arrays([pa.array([1.0, number])], ["value"]))
+        encoding.encode_values(pa.RecordBatch.from_arrays([pa.array([1.0, number])], ["value"]))
 
 
 def test_rows_are_compared_with_a_json_schema_that_is_given(registry: EmbeddedSchemaRegistry) -> None:
     schema = '{"type": "object", "properties": {"id": {"type": "integer", "minimum": 1}}, "required": ["id"]}'
     options = sink(valueFormat="json", schemaRegistryUrl=registry.url, valueSchema=schema)
-    encoding = ValueEncoding.registered(options, spark_types.StructType().add("id", spark_types.LongType()))
+    encoding = ValueEncoding.register_schema(options, spark_types.StructType().add("id", spark_types.LongType()))
     assert SchemaRegistry(registry.url).latest("pay-value").text == schema
     for value, reason in (({"id": 0}, "0 is less than the minimum"), ({"id": None}, "'id' is a required property")):
         values = pa.array([{"id": 1}, value], pa.struct([("id", pa.int64())]))
         with pytest.raises(InvalidInputError, match=f"row 1 of a batch: the value is not of the schema: .*{reason}"):
-            encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"]))
+            encoding.encode_values(pa.RecordBatch.from_arrays([values], ["value"]))
 
 
 def test_row_that_is_not_of_the_schema_is_named(registry: EmbeddedSchemaRegistry) -> None:
     options = sink(valueFormat="avro", schemaRegistryUrl=registry.url, valueSchema=FIRST)
-    encoding = ValueEncoding.registered(options, spark_types.StructType().add("id", spark_types.LongType()))
+    encoding = ValueEncoding.register_schema(options, spark_types.StructType().add("id", spark_types.LongType()))
     values = pa.array([{"id": 1}, {"id": None}], pa.struct([("id", pa.int64())]))
     with pytest.raises(InvalidInputError, match=r"row 1 of a batch: the value is not of the schema: .*id"):
-        encoding.encoded(pa.RecordBatch.from_arrays([values], ["value"]))
+        encoding.encode_values(pa.RecordBatch.from_arrays([values], ["value"]))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from kohort.log import FLUSH_NEVER_MS, LogConfig
 from kohort.settings.config import Setting, format_value, parse_value, settings
 
 
-class Source(IntEnum):
+class ConfigValueSource(IntEnum):
     """The source of a configuration value, such as a dynamic broker config; `config_source` in DescribeConfigs."""
 
     DYNAMIC_TOPIC = 1
@@ -32,7 +32,7 @@ class Source(IntEnum):
     DYNAMIC_GROUP = 8
 
 
-class Type(IntEnum):
+class ConfigDataType(IntEnum):
     """The data type of a configuration value; `config_type` in DescribeConfigs."""
 
     BOOLEAN = 1
@@ -69,34 +69,40 @@ UNSET = {
 
 
 @dataclass(frozen=True, slots=True)
-class Synonym:
+class ConfigSynonym:
     """One level of a setting in DescribeConfigs, such as the dynamic broker config, with its value and source."""
 
     name: str
     value: str | None
-    source: Source
+    source: ConfigValueSource
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DescribedConfig:
     """One setting of a resource for DescribeConfigs. The first of `synonyms`, if there are any, is in effect."""
 
     name: str
     value: str | None
-    source: Source
-    type: Type
+    source: ConfigValueSource
+    type: ConfigDataType
     why: str = ""
     read_only: bool = True
-    synonyms: tuple[Synonym, ...] = ()
+    synonyms: tuple[ConfigSynonym, ...] = ()
     is_sensitive: bool = False
 
 
-def type_of(name: str, setting: Setting) -> Type:
+def config_type_of(name: str, setting: Setting) -> ConfigDataType:
     """Return the type that Kafka documents for a setting."""
-    kinds = {bool: Type.BOOLEAN, float: Type.DOUBLE, int: Type.LONG if name in LONGS else Type.INT}
+    kinds = {
+        bool: ConfigDataType.BOOLEAN,
+        float: ConfigDataType.DOUBLE,
+        int: ConfigDataType.LONG if name in LONGS else ConfigDataType.INT,
+    }
     if "tuple" in str(setting.type):
-        return Type.LIST
-    return next((kind for python, kind in kinds.items() if setting.type in (python, python | None)), Type.STRING)
+        return ConfigDataType.LIST
+    return next(
+        (kind for python, kind in kinds.items() if setting.type in (python, python | None)), ConfigDataType.STRING
+    )
 
 
 def normalized_value(setting: Setting, text: str) -> str:
@@ -117,14 +123,16 @@ def check_config_spelling(configs: Mapping[str, str]) -> None:
     for key, text in configs.items():
         if key.endswith(".throttled.replicas"):
             continue  # Kafka takes empty words there
-        kind = type_of(key, known[key]) if key in known else Type.STRING
-        if kind == Type.LIST and text.strip() and not all(word.strip() for word in text.split(",")):
+        kind = config_type_of(key, known[key]) if key in known else ConfigDataType.STRING
+        if kind == ConfigDataType.LIST and text.strip() and not all(word.strip() for word in text.split(",")):
             raise InvalidInputError(f"{key} has an empty word: {text!r}", ErrorCode.INVALID_CONFIG)
-        if kind in (Type.INT, Type.LONG, Type.DOUBLE) and "_" in text:  # a number for Python alone
+        if (
+            kind in (ConfigDataType.INT, ConfigDataType.LONG, ConfigDataType.DOUBLE) and "_" in text
+        ):  # a number for Python alone
             raise InvalidInputError(f"{key} must be a number, not {text!r}", ErrorCode.INVALID_CONFIG)
 
 
-def topic_config_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[Entry]:
+def topic_config_entries(node: Node, name: str, explicit: Mapping[str, str] | None = None) -> list[DescribedConfig]:
     """Return a topic's settings in effect. `explicit` are those set on it; None: those of the existing topic."""
     if explicit is None:
         explicit = node.store.topics[name].configs
@@ -133,14 +141,18 @@ def topic_config_entries(node: Node, name: str, explicit: Mapping[str, str] | No
     for key, setting in settings(LogConfig).items():
         layers = _layers(node, BROKER_NAMES.get(key, key), setting, given)
         if key in explicit:
-            layers.insert(0, Synonym(key, normalized_value(setting, explicit[key]), Source.DYNAMIC_TOPIC))
-        first = layers[0] if layers else Synonym(key, format_value(setting.default), Source.DEFAULT)
-        kind = type_of(key, setting)
-        entries.append(Entry(key, first.value, first.source, kind, setting.declaration.why, False, tuple(layers)))
+            layers.insert(
+                0, ConfigSynonym(key, normalized_value(setting, explicit[key]), ConfigValueSource.DYNAMIC_TOPIC)
+            )
+        first = layers[0] if layers else ConfigSynonym(key, format_value(setting.default), ConfigValueSource.DEFAULT)
+        kind = config_type_of(key, setting)
+        entries.append(
+            DescribedConfig(key, first.value, first.source, kind, setting.declaration.why, False, tuple(layers))
+        )
     return entries
 
 
-def broker_config_entries(node: Node) -> list[Entry]:
+def broker_config_entries(node: Node) -> list[DescribedConfig]:
     """Return this broker's settings: its own, the groups', and the topic defaults under the broker's names."""
     entries = []
     for cls, given in zip((BrokerConfig, GroupConfig, LogConfig), node.live.given, strict=True):
@@ -149,31 +161,35 @@ def broker_config_entries(node: Node) -> list[Entry]:
                 continue
             name = BROKER_NAMES.get(key, key)
             layers = _layers(node, name, setting, given)
-            first = layers[0] if layers else Synonym(name, None, Source.DEFAULT)
+            first = layers[0] if layers else ConfigSynonym(name, None, ConfigValueSource.DEFAULT)
             why, fixed = setting.declaration.why, name not in alterable_settings()
             value = None if first.value is None else normalized_value(setting, first.value)
-            entries.append(Entry(name, value, first.source, type_of(key, setting), why, fixed, tuple(layers)))
+            entries.append(
+                DescribedConfig(name, value, first.source, config_type_of(key, setting), why, fixed, tuple(layers))
+            )
     return [*entries, *_facts(node), *_security(node)]
 
 
-def _security(node: Node) -> list[Entry]:
+def _security(node: Node) -> list[DescribedConfig]:
     """Return the settings of listeners' security that were given, or changed by requests; secrets without values."""
-    altered = {name: text for name, text in node.live.altered(str(node.id)).items() if reloadable_tls_setting(name)}
-    sources = ((altered, Source.DYNAMIC_BROKER), (node.live.security, Source.STATIC_BROKER))
+    altered = {
+        name: text for name, text in node.live.altered_settings(str(node.id)).items() if reloadable_tls_setting(name)
+    }
+    sources = ((altered, ConfigValueSource.DYNAMIC_BROKER), (node.live.security, ConfigValueSource.STATIC_BROKER))
     entries = []
     for name in sorted({*altered, *node.live.security}):
         base = str(security_name(name))
         setting = settings(SecurityConfig).get(base)
-        kind = Type.BOOLEAN if setting is None else type_of(base, setting)
+        kind = ConfigDataType.BOOLEAN if setting is None else config_type_of(base, setting)
         is_secret = base in SECRET
         layers = tuple(
-            Synonym(name, None if is_secret else _text_of(setting, values[name]), source)
+            ConfigSynonym(name, None if is_secret else _text_of(setting, values[name]), source)
             for values, source in sources
             if name in values
         )
         entries.append(
-            Entry(
-                name, layers[0].value, layers[0].source, Type.PASSWORD if is_secret else kind,
+            DescribedConfig(
+                name, layers[0].value, layers[0].source, ConfigDataType.PASSWORD if is_secret else kind,
                 "" if setting is None else setting.declaration.why, reloadable_tls_setting(name) is None, layers,
                 is_secret,
             )
@@ -188,41 +204,50 @@ def _text_of(setting: Setting | None, text: str) -> str:
         return text
 
 
-def _layers(node: Node, name: str, setting: Setting, given: object) -> list[Synonym]:
+def _layers(node: Node, name: str, setting: Setting, given: object) -> list[ConfigSynonym]:
     """Return the values of a broker setting at each level (dynamic, static, default), the one in effect first."""
     layers = []
-    for altered, source in ((str(node.id), Source.DYNAMIC_BROKER), (ALL, Source.DYNAMIC_DEFAULT_BROKER)):
-        values = node.live.altered(altered)
+    for altered, source in (
+        (str(node.id), ConfigValueSource.DYNAMIC_BROKER),
+        (ALL, ConfigValueSource.DYNAMIC_DEFAULT_BROKER),
+    ):
+        values = node.live.altered_settings(altered)
         if name in values:
-            layers.append(Synonym(name, values[name], source))
+            layers.append(ConfigSynonym(name, values[name], source))
     chosen = getattr(given, setting.field)
     if chosen != setting.default:
-        layers.append(Synonym(name, format_value(chosen), Source.STATIC_BROKER))
+        layers.append(ConfigSynonym(name, format_value(chosen), ConfigValueSource.STATIC_BROKER))
     if name in UNSET:
-        layers += [Synonym(*UNSET[name], Source.DEFAULT)] if layers else []
+        layers += [ConfigSynonym(*UNSET[name], ConfigValueSource.DEFAULT)] if layers else []
     elif setting.default is not None and name not in OF_TOPICS_ONLY:
-        layers.append(Synonym(name, format_value(setting.default), Source.DEFAULT))
+        layers.append(ConfigSynonym(name, format_value(setting.default), ConfigValueSource.DEFAULT))
     return layers
 
 
-def _facts(node: Node) -> list[Entry]:
+def _facts(node: Node) -> list[DescribedConfig]:
     """Return this broker's fixed settings as DescribeConfigs entries, such as `offsets.topic.replication.factor`."""
     listeners, advertised, protocols = listener_property_values(node)
     facts = (
-        ("listeners", listeners, Type.LIST),
-        ("advertised.listeners", advertised, Type.LIST),
-        ("listener.security.protocol.map", protocols, Type.STRING),
-        ("log.dirs", str(node.data_dir), Type.LIST),
-        ("broker.id", str(node.id), Type.INT),
-        ("log.cleaner.enable", "true", Type.BOOLEAN),
-        ("log.retention.hours", "168", Type.INT),
-        ("log.roll.hours", "168", Type.INT),
-        ("offsets.topic.replication.factor", "1", Type.SHORT),
-        ("transaction.state.log.replication.factor", "1", Type.SHORT),
-        ("transaction.state.log.min.isr", "1", Type.INT),
+        ("listeners", listeners, ConfigDataType.LIST),
+        ("advertised.listeners", advertised, ConfigDataType.LIST),
+        ("listener.security.protocol.map", protocols, ConfigDataType.STRING),
+        ("log.dirs", str(node.data_dir), ConfigDataType.LIST),
+        ("broker.id", str(node.id), ConfigDataType.INT),
+        ("log.cleaner.enable", "true", ConfigDataType.BOOLEAN),
+        ("log.retention.hours", "168", ConfigDataType.INT),
+        ("log.roll.hours", "168", ConfigDataType.INT),
+        ("offsets.topic.replication.factor", "1", ConfigDataType.SHORT),
+        ("transaction.state.log.replication.factor", "1", ConfigDataType.SHORT),
+        ("transaction.state.log.min.isr", "1", ConfigDataType.INT),
     )
     return [
-        Entry(name, value, Source.STATIC_BROKER, kind, synonyms=(Synonym(name, value, Source.STATIC_BROKER),))
+        DescribedConfig(
+            name,
+            value,
+            ConfigValueSource.STATIC_BROKER,
+            kind,
+            synonyms=(ConfigSynonym(name, value, ConfigValueSource.STATIC_BROKER),),
+        )
         for name, value, kind in facts
     ]
 
@@ -240,32 +265,40 @@ def listener_property_values(node: Node) -> tuple[str, str, str]:
     return ",".join(listeners), ",".join(advertised), ",".join(protocols)
 
 
-def cluster_config_entries(node: Node) -> list[Entry]:
+def cluster_config_entries(node: Node) -> list[DescribedConfig]:
     """Return the settings that requests have changed for all brokers (resource type BROKER, empty name)."""
-    source, entries = Source.DYNAMIC_DEFAULT_BROKER, []
-    for name, value in sorted(node.live.altered(ALL).items()):
-        setting, synonyms = alterable_settings()[name], (Synonym(name, value, source),)
-        kind = type_of(setting.declaration.name, setting)
-        entries.append(Entry(name, value, source, kind, setting.declaration.why, False, synonyms))
+    source, entries = ConfigValueSource.DYNAMIC_DEFAULT_BROKER, []
+    for name, value in sorted(node.live.altered_settings(ALL).items()):
+        setting, synonyms = alterable_settings()[name], (ConfigSynonym(name, value, source),)
+        kind = config_type_of(setting.declaration.name, setting)
+        entries.append(DescribedConfig(name, value, source, kind, setting.declaration.why, False, synonyms))
     return entries
 
 
-def group_config_entries(node: Node, group: str) -> list[Entry]:
+def group_config_entries(node: Node, group: str) -> list[DescribedConfig]:
     """Return a group's settings, with the broker's as defaults."""
-    explicit = node.group_settings.explicit(group)
+    explicit = node.group_settings.settings_of_group(group)
     entries = []
     for key, setting in node.group_settings.allowed_settings().items():
         chosen = getattr(node.group_config, setting.field)
         synonyms = []
         if key in explicit:
-            synonyms.append(Synonym(key, normalized_value(setting, explicit[key]), Source.DYNAMIC_GROUP))
+            synonyms.append(
+                ConfigSynonym(key, normalized_value(setting, explicit[key]), ConfigValueSource.DYNAMIC_GROUP)
+            )
         if chosen != setting.default:
-            synonyms.append(Synonym("group." + key, format_value(chosen), Source.STATIC_BROKER))
-        synonyms.append(Synonym("group." + key, format_value(setting.default), Source.DEFAULT))
+            synonyms.append(ConfigSynonym("group." + key, format_value(chosen), ConfigValueSource.STATIC_BROKER))
+        synonyms.append(ConfigSynonym("group." + key, format_value(setting.default), ConfigValueSource.DEFAULT))
         first = synonyms[0]
         entries.append(
-            Entry(
-                key, first.value, first.source, type_of(key, setting), setting.declaration.why, False, tuple(synonyms)
+            DescribedConfig(
+                key,
+                first.value,
+                first.source,
+                config_type_of(key, setting),
+                setting.declaration.why,
+                False,
+                tuple(synonyms),
             )
         )
     return entries

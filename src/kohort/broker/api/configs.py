@@ -13,8 +13,8 @@ from enum import IntEnum
 from typing import Protocol, TypeVar
 
 from kohort.broker.api.config_entries import (
-    Entry,
-    Type,
+    ConfigDataType,
+    DescribedConfig,
     broker_config_entries,
     check_config_spelling,
     cluster_config_entries,
@@ -105,10 +105,10 @@ def _check_right(node: Node, caller: Caller, operation: AclOperation, named: Nam
     resource = _GUARDED.get(ConfigResourceType(named.resource_type)) if named.resource_type in _TYPES else None
     kind, name = (Resource.CLUSTER, CLUSTER_NAME) if resource is None else (resource, named.resource_name)
     if not is_allowed(node, caller, operation, kind, name):
-        raise NotAuthorizedError(kind.refusal.text, kind.refusal)
+        raise NotAuthorizedError(kind.refusal_error_code.text, kind.refusal_error_code)
 
 
-def _entries(node: Node, resource: NamedResource) -> list[Entry]:
+def _entries(node: Node, resource: NamedResource) -> list[DescribedConfig]:
     kind, name = resource.resource_type, resource.resource_name
     if kind == ConfigResourceType.GROUP and not name:
         raise InvalidInputError("the group's name is empty")
@@ -120,7 +120,7 @@ def _entries(node: Node, resource: NamedResource) -> list[Entry]:
     if kind in (ConfigResourceType.BROKER_LOGGER, ConfigResourceType.CLIENT_METRICS) and not name:
         raise InvalidInputError("the name of what is to be described is empty")
     if kind in (ConfigResourceType.BROKER, ConfigResourceType.BROKER_LOGGER):
-        node.live.altered(name)
+        node.live.altered_settings(name)
         if kind == ConfigResourceType.BROKER_LOGGER:
             return []
         return broker_config_entries(node) if name else cluster_config_entries(node)
@@ -132,7 +132,7 @@ def _entries(node: Node, resource: NamedResource) -> list[Entry]:
 
 
 def _described(
-    entry: Entry, version: int, synonyms: bool, documentation: bool
+    entry: DescribedConfig, version: int, synonyms: bool, documentation: bool
 ) -> DescribeConfigsResponse.DescribeConfigsResult.DescribeConfigsResourceResult:
     described = DescribeConfigsResponse.DescribeConfigsResourceResult(
         name=entry.name,
@@ -210,7 +210,7 @@ def _alter_resources(
         return make_response(responses=[_changed(resource, alter_resource) for resource in resources])
 
     changes = TlsStoreChanges(node.listeners)
-    before: dict[str, dict[str, str]] = node.live.stores
+    before: dict[str, dict[str, str]] = node.live.altered_stores
     for resource in resources:
         if resource.resource_type == ConfigResourceType.BROKER and resource.resource_name != ALL:
             named = {found[0] for config in resource.configs if (found := reloadable_tls_setting(config.name))}
@@ -219,7 +219,7 @@ def _alter_resources(
             except KafkaError:  # the change below is refused with it
                 continue
             changed = {name for name in {*before, *after} if before.get(name) != after.get(name)}
-            changes.add_wanted_stores({name: after.get(name, {}) for name in named | changed})
+            changes.add_store_settings({name: after.get(name, {}) for name in named | changed})
     if not changes.wanted:
         return alter(changes)
 
@@ -260,9 +260,9 @@ def _explicit(node: Node, resource: NamedResource) -> dict[str, str]:
     if kind in (ConfigResourceType.GROUP, ConfigResourceType.TOPIC) and not name:
         raise InvalidInputError("the name of what is to be altered is empty")
     if kind == ConfigResourceType.GROUP:
-        return dict(node.group_settings.explicit(name))
+        return dict(node.group_settings.settings_of_group(name))
     if kind == ConfigResourceType.BROKER:
-        return dict(node.live.altered(name))
+        return dict(node.live.altered_settings(name))
     if kind != ConfigResourceType.TOPIC:
         raise InvalidInputError("only settings of topics, groups and brokers can be altered")
     return dict(_existing_topic(node, name).configs)
@@ -298,7 +298,7 @@ def _altered(node: Node, resource: IncrementalAlterConfigsRequest.AlterConfigsRe
         if config.config_operation not in (APPEND, SUBTRACT):
             raise InvalidInputError(f"there is no operation {config.config_operation}")
         entry = in_effect.get(config.name)
-        if entry is None or entry.type != Type.LIST:
+        if entry is None or entry.type != ConfigDataType.LIST:
             raise InvalidInputError(f"{config.name} is no list", ErrorCode.INVALID_CONFIG)
         words = [word for word in configs.get(config.name, entry.value or "").split(",") if word]
         given = [word.strip() for word in config.value.rstrip(",").split(",")] if config.value != "," else []
@@ -315,7 +315,7 @@ def _store(
 ) -> None:
     _explicit(node, resource)
     if resource.resource_type == ConfigResourceType.GROUP:
-        node.group_settings.check(configs)
+        node.group_settings.parse_settings(configs)
         if not validate_only:
             node.group_settings.set(resource.resource_name, configs)
         return
@@ -323,7 +323,7 @@ def _store(
         after, is_kohort_client = store_settings_of(configs), resource.resource_name != ALL
         node.live.check(resource.resource_name, configs)
         if is_kohort_client:
-            stores.check_loaded_stores(node.live.stores, after)
+            stores.check_loaded_stores(node.live.altered_stores, after)
         if not validate_only:
             node.live.set(resource.resource_name, configs)
             if is_kohort_client:

@@ -28,7 +28,7 @@ from kohort.groups.effects import (
 )
 from kohort.groups.records import TopicPartitions
 from kohort.ids import AclOperation
-from kohort.name_patterns import matcher
+from kohort.name_patterns import full_match_function
 from kohort.wire.groups import (
     ConsumerGroupDescribeRequest,
     ConsumerGroupDescribeResponse,
@@ -66,7 +66,7 @@ def consumer_group_heartbeat(
             return ConsumerGroupHeartbeatResponse(error_code=ErrorCode.INVALID_REQUEST, error_message=text)
         if version >= 1 and message.subscribed_topic_regex:
             try:
-                matcher(message.subscribed_topic_regex)
+                full_match_function(message.subscribed_topic_regex)
             except InvalidInputError as error:
                 return ConsumerGroupHeartbeatResponse(error_code=error.code, error_message=error.message)
         fixed = _fixed_fields(message, version)

@@ -130,7 +130,7 @@ def _coordinator(host: GroupHost, request: Request[FindCoordinatorRequest], key:
         return ErrorCode.INVALID_REQUEST, NOWHERE
     resource = _RESOURCES.get(kind)
     if resource is not None and not is_allowed(host, request, AclOperation.DESCRIBE, resource, key):
-        return resource.refusal, NOWHERE
+        return resource.refusal_error_code, NOWHERE
     found = host.endpoints.coordinator(kind, key, request.connection)
     return (found, NOWHERE) if isinstance(found, ErrorCode) else (ErrorCode.NONE, found)
 

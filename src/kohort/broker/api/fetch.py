@@ -217,7 +217,7 @@ class Fetch:
         index = part.key[1]
         try:
             result = source.read(part.offset, limit, self._isolation, min_one=first)
-            records = _records_read(result, source.files.crowded)
+            records = _records_read(result, source.files.is_crowded)
         except DamagedError as error:
             refused = _failed(index, error.code)
             if self._request.client.is_kohort_client:
@@ -254,7 +254,7 @@ class Fetch:
 
     def _answer(self, found: list[Found], size: int) -> FetchResponse:
         session, meter = self._session, self._request.meter
-        if meter is not None and meter.record_fetch(size):
+        if meter is not None and meter.charge_fetch(size):
             return self._throttled()
         if session is not None:
             incremental = session.epoch > 1

@@ -126,7 +126,9 @@ class CommitPlan(Generic[T]):
             self._body = encoded_commit_response(version, tuple(parts))
         return self._body
 
-    def answers(self, value: OffsetCommitReply | ErrorCode | None) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
+    def topic_results(
+        self, value: OffsetCommitReply | ErrorCode | None
+    ) -> Iterator[tuple[T, Iterable[tuple[int, int]]]]:
         """Yield each topic of the request with (partition, error code) pairs, merging the coordinator's reply.
 
         `value` is that reply, or one error for all partitions that were sent to it.
@@ -238,7 +240,7 @@ def offset_commit(host: GroupHost, request: Request[OffsetCommitRequest]) -> Non
     if (template := request.template) is not None and template.prepared is not None:
         shape: RepeatedCommit = template.prepared
         if shape.plan.is_reusable_for(host, request):
-            positions = shape.plan.offsets.with_offsets(*template.positions(request.numbers))
+            positions = shape.plan.offsets.with_offsets(*template.offsets_and_epochs(request.numbers))
             _send_commit(host, request, shape, positions)
             return
     if not host.topics.sure:
@@ -283,7 +285,7 @@ def _send_commit(
             return
         make_topic = OffsetCommitResponse.OffsetCommitResponseTopic
         topics = []
-        for topic, pairs in plan.answers(value):
+        for topic, pairs in plan.topic_results(value):
             partitions = list(starmap(commit_partition_response, pairs))
             if version >= 10:
                 topics.append(make_topic(topic_id=topic.topic_id, partitions=partitions))

@@ -60,7 +60,7 @@ CLIENT_SHOWN = 8_000
 
 def client_of(request: Request[Message]) -> events.Client:
     """Return the client of a request, as the coordinator's records describe it."""
-    return request.client.identity(request.client_id)
+    return request.client.client_identity(request.client_id)
 
 
 def fresh_member_id(request: Request[Message]) -> str:
@@ -166,7 +166,7 @@ def heartbeat(host: GroupHost, request: Request[HeartbeatRequest]) -> HeartbeatR
     """Keep a member's session alive. The response, which may be delayed, reports a rebalance."""
     message, client = request.message, request.client
     held = client.held
-    delay_ms = client.classic_delay_ms(host.group_config.notify_at_once) if request.is_only_waiting_request else 0
+    delay_ms = client.max_heartbeat_delay_ms(host.group_config.notify_at_once) if request.is_only_waiting_request else 0
     member = (message.group_id, message.generation_id, message.member_id, message.group_instance_id)
     number = host.next_request_id()
     event = _NEW_HEARTBEAT((number, *member, delay_ms, client.number, client.interval_ms))
@@ -251,7 +251,7 @@ def described_rebalances(
         state: its state, which tells whether a rebalance is under way.
         wanted: the most rebalances to return.
     """
-    history = host.rebalances.of_group(group)
+    history = host.rebalances.history_of_group(group)
     records = [*history.past]
     if history.current is not None and state in REBALANCING:
         records.append(history.current)

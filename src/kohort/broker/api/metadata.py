@@ -134,7 +134,7 @@ def requested_topic_entry(
     topic = host.topics.by_name.get(name)
     if topic is not None:
         return _topic(host, topic)
-    why = refused.get(name) or host.topics.refusal(name)
+    why = refused.get(name) or host.topics.invalid_name_error(name)
     return TopicMetadata(error_code=why.code if why else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, name=name)
 
 
@@ -192,7 +192,7 @@ def describe_topic_partitions(
 def _described_topic(host: GroupHost, name: str, start: int, limit: int) -> _Described:
     topic = host.topics.by_name.get(name)
     if topic is None:
-        refused = host.topics.refusal(name)
+        refused = host.topics.invalid_name_error(name)
         error = refused.code if refused else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return _Described(error_code=error, name=name)
     make = DescribeTopicPartitionsResponse.DescribeTopicPartitionsResponsePartition

@@ -79,7 +79,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
                         topic_id=topic.topic_id,
                         partitions=[make(partition_index=index, error_code=error) for index, error in parts],
                     )
-                    for topic, parts in plan.answers(value)
+                    for topic, parts in plan.topic_results(value)
                 ]
             )
         )
@@ -101,7 +101,7 @@ def txn_offset_commit(host: GroupHost, request: Request[TxnOffsetCommitRequest])
     if version >= 5:
         error = transactions.add_partitions(message.transactional_id, producer, [partition])
     else:
-        error = transactions.check_member(message.transactional_id, producer, partition)
+        error = transactions.check_partition_in_transaction(message.transactional_id, producer, partition)
         if error is ErrorCode.INVALID_TXN_STATE and version >= 4:
             error = ErrorCode.TRANSACTION_ABORTABLE
     if error:

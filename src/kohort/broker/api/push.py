@@ -17,7 +17,7 @@ from kohort.broker.server.requests import PushRequest
 from kohort.errors import ErrorCode, InvalidInputError
 from kohort.groups import events
 from kohort.groups.effects import RegisterConsumerReply
-from kohort.name_patterns import matcher
+from kohort.name_patterns import full_match_function
 from kohort.wire.push import (
     COORDINATOR_ID_MAX,
     ClusterMetadataRequest,
@@ -63,11 +63,11 @@ def handle_push_request(
     run: Callable[[PushAuthorization | None], None],
 ) -> None:
     """Count a decoded push request, check its authorization, apply fault rules, and call `run` unless it is refused."""
-    request.begin(asked, host.metrics.apis[request.kind])
+    request.record_request(asked, host.metrics.apis[request.kind])
     right = PushAuthorization(host.authorizer, request) if host.authorizer is not None else None
-    if right is not None and (refused := right.refusal()):
+    if right is not None and (refused := right.current_error()):
         request.fail(refused, f"group {(asked.group_id or '')[:200]}: {refused.name}: {refused.text}")
-    elif not (host.faults.active and host.faults.on_request(request, lambda: run(right))):
+    elif not (host.faults.active and host.faults.apply_rules(request, lambda: run(right))):
         run(right)
 
 
@@ -76,7 +76,7 @@ def cluster_metadata(host: GroupHost, request: PushRequest, frame: Frame) -> Non
     try:
         asked = ClusterMetadataRequest.decode(frame)
     except WireError as error:
-        request.refuse(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode_frame(), str(error))
+        request.send_error_and_close(ClusterMetadataResponse(ErrorCode.INVALID_REQUEST).encode_frame(), str(error))
         return
     handle_push_request(host, request, asked, lambda _: reply_with_coordinator(host, request, asked))
 
@@ -86,7 +86,7 @@ def reply_with_coordinator(host: GroupHost, request: PushRequest, asked: Cluster
     found, nodes = host.endpoints.push_coordinators(asked.group_id, request.connection)
     brokers = tuple(PushBroker(node.node_id, node.host, node.port) for node in nodes)
     if isinstance(found, ErrorCode):
-        request.answer(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
+        request.send_response(ClusterMetadataResponse(found, brokers=brokers).encode_frame())
     elif found.node_id > COORDINATOR_ID_MAX:
         log.error(
             "node.id %d exceeds %d, the largest id of the push protocol: push consumers are refused until the broker "
@@ -94,9 +94,11 @@ def reply_with_coordinator(host: GroupHost, request: PushRequest, asked: Cluster
             found.node_id,
             COORDINATOR_ID_MAX,
         )
-        request.answer(ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode_frame())
+        request.send_response(
+            ClusterMetadataResponse(ErrorCode.COORDINATOR_NOT_AVAILABLE, brokers=brokers).encode_frame()
+        )
     else:
-        request.answer(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode_frame())
+        request.send_response(ClusterMetadataResponse(ErrorCode.NONE, found.node_id, brokers).encode_frame())
 
 
 def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> None:
@@ -105,11 +107,13 @@ def register_consumer(host: GroupHost, request: PushRequest, frame: Frame) -> No
         asked = RegisterConsumerRequest.decode(frame)
         topics = parse_topic_count(asked.topic_count)
         if topics.regex is not None:
-            matcher(topics.regex)
+            full_match_function(topics.regex)
         if asked.auto_offset_reset not in FROM_BEGIN:
             raise WireError(f"auto_offset_reset {asked.auto_offset_reset[:100]!r} is not smallest, largest or none")
     except (WireError, InvalidInputError) as error:
-        request.refuse(ErrorResponse(ErrorCode.INVALID_REQUEST).encode_frame(), f"RegisterConsumer: {error}")
+        request.send_error_and_close(
+            ErrorResponse(ErrorCode.INVALID_REQUEST).encode_frame(), f"RegisterConsumer: {error}"
+        )
         return
     handle_push_request(host, request, asked, lambda right: register(host, request, asked, topics, right))
 
@@ -168,12 +172,12 @@ def reply_callback(
         error = value if isinstance(value, ErrorCode) else value.error
         body = ErrorResponse(error).encode_frame()
         if error is ErrorCode.NONE:
-            request.answer(body)
+            request.send_response(body)
             return
         why = rejection_text(asked, error)
         if error is ErrorCode.NOT_COORDINATOR:
             place, _ = host.endpoints.push_coordinators(asked.group_id, request.connection)
             why += "" if isinstance(place, ErrorCode) else f"; its coordinator is at {place.host}:{place.port}"
-        request.refuse(body, why)
+        request.send_error_and_close(body, why)
 
     return send_response

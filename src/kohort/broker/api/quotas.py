@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check, quota_entity_key, quota_entity_of
+from kohort.broker.config.quotas import CLIENT, IP, USER, Entity, check_quota, quota_entity_key, quota_entity_of
 from kohort.broker.dispatch import ApiHandler, api_handler
 from kohort.broker.node import Node
 from kohort.broker.server.requests import Request
@@ -34,7 +34,7 @@ def describe_quotas(node: Node, request: Request[DescribeClientQuotasRequest]) -
             entity=[_Described.EntityData(entity_type=kind, entity_name=name) for kind, name in entity],
             values=[_Described.ValueData(key=key, value=values[key]) for key in sorted(values, key=_order_of_key)],
         )
-        for entity, values in node.quotas.all().items()
+        for entity, values in node.quotas.all_quotas().items()
         if _passes(entity, wanted, message.strict)
     ]
     return DescribeClientQuotasResponse(error_message="", entries=entries)
@@ -94,10 +94,10 @@ def _alter(node: Node, entry: AlterClientQuotasRequest.EntryData, validate_only:
     entity = quota_entity_of([(part.entity_type, part.entity_name) for part in entry.entity])
     values: dict[str, float | None] = {}
     for op in entry.ops:
-        check(entity, op.key, 1.0 if op.remove else op.value)
+        check_quota(entity, op.key, 1.0 if op.remove else op.value)
         values[op.key] = None if op.remove else op.value
     if not validate_only:
-        node.quotas.change(entity, values)
+        node.quotas.set_quotas(entity, values)
 
 
 HANDLERS: list[ApiHandler[Node]] = [

@@ -44,7 +44,7 @@ def describe_users(
     times = Counter(user.name for user in asked) if asked else dict.fromkeys(node.users.user_names(), 1)
     results = []
     for name, count in times.items():
-        found = node.users.iterations(name)
+        found = node.users.iterations_by_mechanism(name)
         result = _User(
             user=name,
             error_message="",
@@ -88,7 +88,7 @@ def alter_users(node: Node, request: Request[AlterUserScramCredentialsRequest]) 
         else:
             deletions.append((change.name, change.mechanism))
     if deletions or upsertions:
-        node.users.change(deletions, upsertions)
+        node.users.change_credentials(deletions, upsertions)
     if upsertions and all(listener.sasl is None for listener in node.listeners):
         log.warning(
             "[user %s] SCRAM credential stored, but no listener of this broker uses SASL, so nothing checks it: "
@@ -104,7 +104,7 @@ def _check_user(node: Node, change: _Deletion | _Upsertion) -> None:
     if change.mechanism not in MECHANISMS:
         raise InvalidInputError("an unknown mechanism", ErrorCode.UNSUPPORTED_SASL_MECHANISM)
     if not isinstance(change, _Upsertion):
-        if change.mechanism not in node.users.iterations(change.name):
+        if change.mechanism not in node.users.iterations_by_mechanism(change.name):
             raise InvalidInputError("there is no such credential", ErrorCode.RESOURCE_NOT_FOUND)
     elif not ITERATIONS_MIN <= change.iterations <= ITERATIONS_MAX:
         text = f"iterations must be from {ITERATIONS_MIN} to {ITERATIONS_MAX}"

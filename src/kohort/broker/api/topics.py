@@ -89,7 +89,7 @@ def _count(request: Request[Message], partitions: int, error_since: int) -> None
         RetriableError: the quota is used up, and the client knows the error, which is in versions from `error_since`.
     """
     if request.meter is not None:
-        request.meter.change_partitions(partitions, knows_error=request.version >= error_since)
+        request.meter.charge_partition_changes(partitions, knows_error=request.version >= error_since)
 
 
 def _plan(node: Node, topic: CreateTopicsRequest.CreatableTopic) -> TopicPlan:
@@ -321,7 +321,9 @@ def delete_records(node: Node, request: Request[DeleteRecordsRequest]) -> Delete
                 result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             elif node.topics.is_internal(topic.name):
                 result.error_code = ErrorCode.INVALID_TOPIC_EXCEPTION
-            elif target.config.compacts and not target.config.deletes:  # an empty policy allows it (KIP-1161)
+            elif (
+                target.config.uses_compaction and not target.config.uses_deletion
+            ):  # an empty policy allows it (KIP-1161)
                 result.error_code = ErrorCode.POLICY_VIOLATION
             else:
                 try:

@@ -69,7 +69,7 @@ def _making(node: Node, request: Request[MetadataRequest]) -> Steps[MetadataResp
             continue
         if not may_see(node, request, AclOperation.DESCRIBE, Resource.TOPIC, name):
             continue  # refused below, whether it exists or not
-        error = node.topics.refusal(name)
+        error = node.topics.invalid_name_error(name)
         if name == QUORUM_TOPIC:
             error = NotFoundError(f"{name} is the quorum's", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         if node.topics.is_internal(name):
@@ -110,7 +110,7 @@ def _over_quota(request: Request[MetadataRequest], plan: TopicPlan) -> KafkaErro
     """
     if request.meter is not None:
         try:
-            request.meter.change_partitions(plan.partitions, knows_error=True)
+            request.meter.charge_partition_changes(plan.partitions, knows_error=True)
         except RetriableError as error:
             return NotFoundError(error.message, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     return None

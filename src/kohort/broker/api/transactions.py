@@ -149,7 +149,7 @@ def _added(
     if refused:
         errors = {tp: refused.get(tp, ErrorCode.OPERATION_NOT_ATTEMPTED) for tp in wanted}
     elif verify_only:
-        errors = {tp: node.transactions.check_member(transactional_id, producer, tp) for tp in wanted}
+        errors = {tp: node.transactions.check_partition_in_transaction(transactional_id, producer, tp) for tp in wanted}
     else:
         error = node.transactions.add_partitions(transactional_id, producer, wanted)
         errors = dict.fromkeys(wanted, error)
@@ -299,7 +299,7 @@ def _refused_or_invalid(node: Node, topic: str) -> tuple[ErrorCode, str | None]:
 
     For a name that no topic can have, that is INVALID_TOPIC_EXCEPTION: it reveals nothing.
     """
-    invalid = node.topics.refusal(topic)
+    invalid = node.topics.invalid_name_error(topic)
     if invalid is not None and invalid.code is ErrorCode.INVALID_TOPIC_EXCEPTION:
         return invalid.code, invalid.message
     return ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text

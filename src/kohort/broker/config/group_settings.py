@@ -40,11 +40,11 @@ class GroupSettingsFile:
         """Return the groups with settings of their own."""
         return sorted(self._by_group)
 
-    def explicit(self, group: str) -> Mapping[str, str]:
+    def settings_of_group(self, group: str) -> Mapping[str, str]:
         """Return the settings that requests have set for this group, without the broker's defaults."""
         return self._by_group.get(group, {})
 
-    def check(self, configs: Mapping[str, str]) -> GroupSettings:
+    def parse_settings(self, configs: Mapping[str, str]) -> GroupSettings:
         """Validate a group's settings, and convert them to the coordinator's type.
 
         Raises:
@@ -84,7 +84,7 @@ class GroupSettingsFile:
             InvalidInputError: a setting is invalid; nothing has changed.
             OSError: the file could not be written; nothing has changed.
         """
-        parsed = self.check(configs)
+        parsed = self.parse_settings(configs)
         after = {name: found for name, found in self._by_group.items() if name != group}
         if configs:
             after[group] = dict(configs)
@@ -102,7 +102,7 @@ class GroupSettingsFile:
             if not of_shard(group):
                 continue
             try:
-                found[group] = self.check(configs)
+                found[group] = self.parse_settings(configs)
             except InvalidInputError as error:
                 log.warning(
                     "[group %s] all stored settings of the group are ignored, because one is invalid: %s",

@@ -124,7 +124,7 @@ class LiveSettings:
             broker, topics = replace(broker, **of_broker), replace(topics, **of_logs)
         return broker, topics
 
-    def altered(self, name: str) -> Mapping[str, str]:
+    def altered_settings(self, name: str) -> Mapping[str, str]:
         """Return the settings that requests have altered, for this broker or for all.
 
         Args:
@@ -138,7 +138,7 @@ class LiveSettings:
         return self._altered[name]
 
     @property
-    def stores(self) -> dict[str, dict[str, str]]:
+    def altered_stores(self) -> dict[str, dict[str, str]]:
         """The altered settings of key and trust stores, by listener in lower case and by setting."""
         return store_settings_of(self._altered[self._own])
 
@@ -176,9 +176,9 @@ class LiveSettings:
         The new ones are durable and in effect when this returns.
 
         Raises:
-            InvalidInputError: the name or a setting is invalid; see `altered` and `check`.
+            InvalidInputError: the name or a setting is invalid; see `altered_settings` and `check`.
         """
-        self.altered(name)
+        self.altered_settings(name)
         self.check(name, altered)
         after = {**self._altered, name: dict(altered)}
         write_json(self._path, after)

@@ -51,7 +51,7 @@ def quota_entity_of(names: list[tuple[str, str | None]]) -> Entity:
     return quota_entity_key(*names)
 
 
-def check(entity: Entity, key: str, value: float) -> None:
+def check_quota(entity: Entity, key: str, value: float) -> None:
     """Check that a quota entity, such as a user or an IP address, can have this quota with this value.
 
     Raises:
@@ -102,11 +102,11 @@ class StoredQuotas:
                 found[entity] = values
         return found
 
-    def all(self) -> Mapping[Entity, Mapping[str, float]]:
+    def all_quotas(self) -> Mapping[Entity, Mapping[str, float]]:
         """Return all entities that have quotas of their own, with these quotas."""
         return self._by_entity
 
-    def change(self, entity: Entity, values: Mapping[str, float | None]) -> None:
+    def set_quotas(self, entity: Entity, values: Mapping[str, float | None]) -> None:
         """Set quotas, or remove those that are None; durable when this returns."""
         after = dict(self._by_entity)
         kept = {**after.pop(entity, {}), **values}

@@ -355,11 +355,11 @@ def checked_broker_properties(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {
         key: value
         for key, value in properties.items()
-        if key not in _CHECKS and not is_idle(key) and not is_security_setting(key)
+        if key not in _CHECKS and not has_no_effect(key) and not is_security_setting(key)
     }
 
 
-def is_idle(key: str) -> bool:
+def has_no_effect(key: str) -> bool:
     """Return whether this name is a setting of Kafka's that has no effect on kohort's broker."""
     return key in IDLE or (key.startswith(IDLE_PREFIXES) and not is_security_setting(key))
 
@@ -371,7 +371,9 @@ def ignored_properties_text(properties: Mapping[str, Any], declared: Collection[
         properties: what the user gave.
         declared: names of settings that the broker describes, and that have no effect either.
     """
-    idle = sorted(key for key, value in properties.items() if value is not None and (is_idle(key) or key in declared))
+    idle = sorted(
+        key for key, value in properties.items() if value is not None and (has_no_effect(key) or key in declared)
+    )
     return f"settings of Kafka's that kohort's broker ignores: {', '.join(idle)}" if idle else ""
 
 

@@ -80,7 +80,7 @@ class Users:
         """Return all users with a credential."""
         return sorted(self._by_name)
 
-    def iterations(self, user: str) -> dict[int, int]:
+    def iterations_by_mechanism(self, user: str) -> dict[int, int]:
         """Return the SCRAM mechanisms of a user's credentials, each with its number of iterations."""
         found = self._by_name.get(user, {})
         return {number: int(found[name]["iterations"]) for number, name in MECHANISMS.items() if name in found}
@@ -132,9 +132,9 @@ class Users:
                 salted = hashlib.pbkdf2_hmac(digest, password.encode(), salt, ITERATIONS_MIN)
                 changes.append((name, number, ITERATIONS_MIN, salt, salted))
         if changes:
-            self.change((), changes)
+            self.change_credentials((), changes)
 
-    def change(
+    def change_credentials(
         self, deletions: Iterable[tuple[str, int]], upsertions: Iterable[tuple[str, int, int, bytes, bytes]]
     ) -> None:
         """Delete (user, mechanism) and set (user, mechanism, iterations, salt, salted password).

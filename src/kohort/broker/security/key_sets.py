@@ -84,7 +84,7 @@ class IssuerKeys:
         self._retry_at = 0.0
         self._failures = 0
 
-    def current(self, key_id: str | None) -> KeySet:
+    def current_keys(self, key_id: str | None) -> KeySet:
         """Return the issuer's public keys.
 
         They are read again first if they are old or none has this id, but not soon after the last attempt.

@@ -82,16 +82,16 @@ class LoginConnection(Protocol):
         `size_max` is their size limit; None: the listener's.
         """
 
-    def suspend(self) -> None:
-        """Handle no further request until `unsuspend`."""
+    def suspend_requests(self) -> None:
+        """Handle no further request until `resume_requests`."""
 
-    def unsuspend(self) -> None:
+    def resume_requests(self) -> None:
         """Handle requests again, also those that came in the meantime."""
 
     def send_raw(self, parts: Parts) -> None:
         """Send a frame that is no response, after all pending responses."""
 
-    def finish(self) -> None:
+    def close_after_responses(self) -> None:
         """Close the connection after its responses are sent."""
 
     def close(self) -> None:
@@ -130,7 +130,7 @@ class SaslServer:
         self.exchanges = exchanges
         self.logins = logins
 
-    def begin(self, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
+    def begin_login(self, connection: LoginConnection, dispatch: Dispatch, pending: PendingLogin) -> SaslLogin:
         """Begin the SASL login of a new connection."""
         return SaslLogin(self, connection, dispatch, pending)
 
@@ -170,7 +170,7 @@ class SaslLogin:
         connection.intercept(self._on_frame, server.first_mechanism_config.login_bytes_max)
 
     @property
-    def is_known(self) -> bool:
+    def is_authenticated(self) -> bool:
         """Whether the client has logged in. Until then it is no user, and its requests are charged to no quota."""
         return self._state in (LoginState.KNOWN, LoginState.EXCHANGE_AGAIN)
 
@@ -231,14 +231,14 @@ class SaslLogin:
     def handshake(self, request: LoginRequest, message: SaslHandshakeRequest) -> SaslHandshakeResponse | None:
         """Begin an exchange with the mechanism that the client names."""
         offered = self._server.mechanisms
-        again = self.is_known
+        again = self.is_authenticated
         if again and (time.monotonic() < self._again_at or self._state is LoginState.EXCHANGE_AGAIN):
             return SaslHandshakeResponse(error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=offered)
         if message.mechanism not in offered:
             request.reply(SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=offered))
             self._log_refusal("", f"unsupported SASL mechanism {message.mechanism[:100]!r}; {', '.join(offered)} are")
             self._state = LoginState.FAILED
-            self._connection.finish()
+            self._connection.close_after_responses()
             return None
         self._wrong_mechanism = message.mechanism if again and message.mechanism != self._mechanism else ""
         if not again:
@@ -306,10 +306,10 @@ class SaslLogin:
                 self._fail(str(error), refuse)
             else:
                 self._continue_exchange(exchange, reply, answer, refuse)
-            self._connection.unsuspend()
+            self._connection.resume_requests()
 
         self._pending.waits = False
-        self._connection.suspend()
+        self._connection.suspend_requests()
         self._server.logins.run_in_thread(exchange.threads, lambda: exchange.process_token(token), on_token_checked)
 
     def _continue_exchange(
@@ -365,13 +365,13 @@ class SaslLogin:
         self._report(claimed, succeeded=False)
         self._state, self._exchange = LoginState.FAILED, None
         connection = self._connection
-        connection.suspend()
+        connection.suspend_requests()
         connection.intercept(self._on_frame, self._server.first_mechanism_config.login_bytes_max)
 
         def end_connection() -> None:
             if not connection.closed:
                 refuse(text)
-                connection.finish()
+                connection.close_after_responses()
 
         delay_ms = self._server.configs[self._mechanism].failure_delay_ms
         asyncio.get_running_loop().call_later(delay_ms / 1000, end_connection)
@@ -384,7 +384,7 @@ class SaslLogin:
     def _log_refusal(self, claimed: str, why: str) -> None:
         name, host = self._connection.name, self._connection.client.host
         who = f" of user {claimed!r}" if claimed else ""
-        if self._server.logins.notices.is_new(host, f"{claimed}\0{why}"):
+        if self._server.logins.notices.should_log(host, f"{claimed}\0{why}"):
             log.warning(
                 "[listener %s] login%s from %s refused (mechanism %s): %s",
                 self._server.name,
@@ -394,6 +394,6 @@ class SaslLogin:
                 why,
             )
 
-    def closed(self) -> None:
+    def on_connection_closed(self) -> None:
         """Stop counting the client as not authenticated, because its connection has closed."""
         self._pending.cancel_login_deadline()

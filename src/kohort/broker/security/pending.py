@@ -42,7 +42,7 @@ class FailingHostThrottle:
     def __init__(self) -> None:
         self._times: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def is_new(self, host: str, problem: str) -> bool:
+    def should_log(self, host: str, problem: str) -> bool:
         """Return whether a line about this host and problem is due, and count it as logged."""
         now = time.monotonic()
         logged = self._times.get((host, problem))
@@ -74,7 +74,7 @@ class PendingLogin:
     def cancel_login_deadline(self) -> None:
         """Stop the deadline, because the client is known or gone. May be called again."""
         self._timer.cancel()
-        self._owner.discard(self)
+        self._owner.end_login(self)
 
 
 class PendingLogins:
@@ -95,7 +95,7 @@ class PendingLogins:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def begin(self, timeout_ms: int, close: Callable[[str], None]) -> PendingLogin | None:
+    def begin_login(self, timeout_ms: int, close: Callable[[str], None]) -> PendingLogin | None:
         """Count a new client as not authenticated yet, and start its deadline; return None if there is no room for it.
 
         Args:
@@ -117,7 +117,7 @@ class PendingLogins:
         self._clients[pending] = None
         return pending
 
-    def discard(self, pending: PendingLogin) -> None:
+    def end_login(self, pending: PendingLogin) -> None:
         """Stop counting a client as not authenticated, because it is known or gone."""
         self._clients.pop(pending, None)
 
@@ -194,7 +194,7 @@ class TlsHandshake:
             gone: called when the connection was closed instead.
         """
         self._done, self._gone = done, gone
-        self._pending = self._logins.begin(timeout_ms, self._end)
+        self._pending = self._logins.begin_login(timeout_ms, self._end)
         if self._pending is None:
             self._end("too many clients log in at once")
         else:
@@ -281,7 +281,7 @@ class TlsHandshake:
         if self._pending is not None:
             self._pending.cancel_login_deadline()
         host, port = self._transport.peer
-        if why and self._logins.notices.is_new(host, why):
+        if why and self._logins.notices.should_log(host, why):
             log.warning(
                 "[listener %s] closing the connection from %s:%d, whose client has not authenticated: %s",
                 self._listener,

@@ -157,7 +157,7 @@ class PrincipalMapping:
             raise InvalidInputError(f"ssl.principal.mapping.rules: {pattern!r}: {error}") from None
         return _MappingRule(compiled, replacement, case)
 
-    def name(self, subject: str) -> str | None:
+    def user_name_of(self, subject: str) -> str | None:
         """Return the user's name for a certificate's subject; None if no rule matches."""
         for rule in self._rules:
             pattern, case = rule.pattern, rule.case

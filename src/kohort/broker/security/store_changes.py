@@ -27,7 +27,7 @@ class TlsStoreChanges:
         self.wanted: dict[str, Mapping[str, str]] = {}
         self._loaded: dict[str, LoadedStores | InvalidInputError] = {}
 
-    def add_wanted_stores(self, stores: Mapping[str, Mapping[str, str]]) -> None:
+    def add_store_settings(self, stores: Mapping[str, Mapping[str, str]]) -> None:
         """Add new key store and trust store settings, by listener."""
         self.wanted.update(stores)
 

@@ -169,7 +169,7 @@ class ServerTls:
         )
 
     @property
-    def changed(self) -> bool:
+    def has_changed_files(self) -> bool:
         """Whether a file differs from the one that was loaded last."""
         return _file_stamps(self._config) != self._stamps
 
@@ -199,7 +199,7 @@ class ServerTls:
         if certificate is None:
             return None
         subject = certificate_subject(certificate)
-        user = self._mapping.name(subject)
+        user = self._mapping.user_name_of(subject)
         if user is None:
             raise ValueError(f"no rule of ssl.principal.mapping.rules matches {subject}")
         return user
@@ -267,7 +267,7 @@ class TlsTransport:
             OSError: nothing is there, or the connection has failed.
         """
         data = self._sock.recv(RECORD_BYTES)
-        pieces = [*self._records.pieces(data)]
+        pieces = [*self._records.split_by_records(data)]
         if len(pieces) > 1:  # those behind the handshake would be decrypted on the loop
             raise ConnectionAbortedError("too many TLS records for a handshake")
         self._incoming.write(data)
@@ -326,7 +326,7 @@ class TlsTransport:
             data = self._sock.recv(len(buffer) - _ROOM_BYTES)
             if not data:
                 return 0
-            for piece, records in self._records.pieces(data):
+            for piece, records in self._records.split_by_records(data):
                 self._incoming.write(piece)
                 self._silent.count_records(records)
                 found = self._decrypt(buffer[count:])

@@ -65,7 +65,7 @@ class TokenVerifier:
         from joserfc.errors import JoseError
 
         try:
-            keys = self._keys.current(_key_id(token))
+            keys = self._keys.current_keys(_key_id(token))
             claims = jwt.decode(token, keys, algorithms=list(ALGORITHMS)).claims
         except (JoseError, ValueError, TypeError, KeyError, msgspec.DecodeError, RecursionError) as error:
             raise ValueError(str(error)[:200] or type(error).__name__) from None

@@ -23,9 +23,9 @@ from kohort.broker.server.flow_control import ByteBudget, FlowControl, Limits
 from kohort.broker.server.repeated_requests import Repetition
 from kohort.broker.server.server_requests import ServerRequests
 from kohort.broker.transport import LogSlice, Part, Parts, Transport, join_small_buffers
-from kohort.groups.client_quirks import DelayTolerance, classic_delay_ms, delay_tolerance
+from kohort.groups.client_quirks import DelayTolerance, delay_tolerance, max_heartbeat_delay_ms
 from kohort.groups.events import Client
-from kohort.io.processes import NAME_MAX_LENGTH, beat_ms, long_poll_max_ms
+from kohort.io.processes import NAME_MAX_LENGTH, lease_heartbeat_ms, long_poll_max_ms
 from kohort.wire.schema import Buffer
 
 # -- The client of a connection, as the broker knows it
@@ -86,11 +86,13 @@ class ClientSession:
     @property
     def interval_ms(self) -> int:
         """The known interval of the client's classic heartbeats; 0: unknown."""
-        return beat_ms(self.lease_ms)
+        return lease_heartbeat_ms(self.lease_ms)
 
-    def classic_delay_ms(self, mode: str) -> int:
+    def max_heartbeat_delay_ms(self, mode: str) -> int:
         """Return how long a response to its classic Heartbeat may be delayed; `mode` is `group.notify.at.once`."""
-        return 0 if self._is_new else self._within_lease(classic_delay_ms(mode, self.software and self.software[0]))
+        return (
+            0 if self._is_new else self._within_lease(max_heartbeat_delay_ms(mode, self.software and self.software[0]))
+        )
 
     def delay_tolerance(self, mode: str) -> DelayTolerance:
         """Return how long responses to this client's ConsumerGroupHeartbeat may be delayed.
@@ -101,7 +103,7 @@ class ClientSession:
         delay_ms = 0 if self._is_new else self._within_lease(tolerance.delay_ms)
         return tolerance if delay_ms == tolerance.delay_ms else tolerance._replace(delay_ms=delay_ms)
 
-    def identity(self, client_id: str | None) -> Client:
+    def client_identity(self, client_id: str | None) -> Client:
         """Return the client as the coordinator's records describe it, from a cache."""
         known = self._identity
         if known is None or known.id != (client_id or "") or known.process != self.process:
@@ -178,7 +180,7 @@ class OutgoingBytes:
         return True
 
     @property
-    def memory(self) -> int:
+    def memory_bytes(self) -> int:
         """The number of unsent bytes that are held in memory; ranges of log files do not count."""
         return sum([len(part) for part in self._parts if not isinstance(part, LogSlice)])
 
@@ -223,7 +225,7 @@ class OutgoingBytes:
             size = len(part)
             if sent < size:
                 if isinstance(part, LogSlice):
-                    part.drop(sent)
+                    part.skip_sent(sent)
                 else:
                     parts[0] = memoryview(part)[sent:]
                 return
@@ -238,7 +240,7 @@ REQUEST_BYTES_MIN = 2
 """The smallest possible request. Kafka's are longer, which decoding their headers verifies."""
 
 
-class Answer(Protocol):
+class ResponseSlot(Protocol):
     """One place in the order of a connection's responses: the response, or None until it is known."""
 
     parts: Parts | None
@@ -254,7 +256,7 @@ class UnrequestedFrame:
         self.parts: Parts | None = parts
 
 
-class Handler(Protocol):
+class ConnectionHandler(Protocol):
     """The part of the server that handles the events of a connection."""
 
     def on_frame(self, connection: Connection, frame: Frame) -> None:
@@ -328,7 +330,7 @@ class Connection:
         loop: asyncio.AbstractEventLoop,
         transport: Transport,
         client: ClientSession,
-        handler: Handler,
+        handler: ConnectionHandler,
         limits: Limits,
         scratch: memoryview,
     ) -> None:
@@ -348,7 +350,7 @@ class Connection:
         self._scratch = scratch
         self._writing = False
         self._reading = True
-        self.pending: deque[Answer] = deque()
+        self.pending: deque[ResponseSlot] = deque()
         self.closed = False
         self.dirty = False
         self.corked = False
@@ -363,7 +365,7 @@ class Connection:
         return f"{self.peer[0]}:{self.peer[1]}"
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the connection has no unanswered request and no unsent bytes."""
         return not self.pending and not self._outgoing.size
 
@@ -386,9 +388,9 @@ class Connection:
         """Log that a client sent invalid bytes, send the completed responses, and close the connection."""
         if not isinstance(error, WrongSecurityProtocol) or self._handler.should_log_problem(self, str(error)):
             log.warning("closing the connection from %s: what it sent is no valid request: %s", self.name, error)
-        self.finish()
+        self.close_after_responses()
 
-    def finish(self) -> None:
+    def close_after_responses(self) -> None:
         """Send completed responses, then close the connection."""
         self.corked = False
         self.flush()
@@ -475,7 +477,7 @@ class Connection:
 
     @property
     def _is_full(self) -> bool:
-        return self._flow.is_full(len(self.pending), self._outgoing.size + self._held + self._parked_bytes())
+        return self._flow.must_stop_reading(len(self.pending), self._outgoing.size + self._held + self._parked_bytes())
 
     def _parked_bytes(self) -> int:
         """Return the bytes of completed responses that wait for an earlier one, such as a fetch that waits for data."""
@@ -486,11 +488,11 @@ class Connection:
         self._held += size
         self._resume_if_room()
 
-    def suspend(self) -> None:
-        """Handle no further request until `unsuspend`: a login is being checked."""
+    def suspend_requests(self) -> None:
+        """Handle no further request until `resume_requests`: a login is being checked."""
         self.count_retained_bytes(self._flow.bytes_max)
 
-    def unsuspend(self) -> None:
+    def resume_requests(self) -> None:
         """Handle requests again, also those that came in the meantime."""
         self.count_retained_bytes(-self._flow.bytes_max)
 
@@ -563,7 +565,7 @@ class Connection:
 
     # -- responses
 
-    def send_when_next(self, answer: Answer) -> None:
+    def send_when_next(self, answer: ResponseSlot) -> None:
         """Schedule sending of a completed response if it is the next one."""
         if self.closed:
             return
@@ -596,7 +598,7 @@ class Connection:
             if outgoing.size:
                 self._send()
         elif ready:
-            self._handler.unsent.set_held_bytes(self, outgoing.memory)
+            self._handler.unsent.set_held_bytes(self, outgoing.memory_bytes)
         self._resume_if_room()
 
     def _send(self) -> None:
@@ -615,7 +617,7 @@ class Connection:
             if not self._writing:
                 self._writing = True
                 self._loop.add_writer(self.fd, self._on_writable)
-            self._handler.unsent.set_held_bytes(self, self._outgoing.memory)
+            self._handler.unsent.set_held_bytes(self, self._outgoing.memory_bytes)
 
     def _on_writable(self) -> None:
         if not self.closed:

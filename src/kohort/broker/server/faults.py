@@ -146,7 +146,7 @@ class Faults:
         for number in list(self._rules):
             self.remove(number)
 
-    def on_request(self, request: Request[Message] | RefusableRequest, run: Callable[[], None]) -> bool:
+    def apply_rules(self, request: Request[Message] | RefusableRequest, run: Callable[[], None]) -> bool:
         """Apply the rules to a request.
 
         Returns:

@@ -48,7 +48,7 @@ class FlowControl:
         self.bytes_max = limits.queued_bytes_max
         self.high_water_mark = min(ANSWERS_HELD, self.requests_max)
 
-    def is_full(self, requests: int, size: int) -> bool:
+    def must_stop_reading(self, requests: int, size: int) -> bool:
         """Return whether reading must stop with this many unanswered requests and unsent bytes."""
         return requests >= self.requests_max or size >= self.bytes_max
 

@@ -145,7 +145,7 @@ class Server:
     def __len__(self) -> int:
         return len(self._connections)
 
-    def find(self, number: int) -> Connection | None:
+    def find_connection(self, number: int) -> Connection | None:
         """Return the open connection with this number; None if it has closed."""
         return self._connections.get(number)
 
@@ -312,16 +312,16 @@ class Server:
             connection.close()
 
         if pending is None:
-            pending = self.logins.begin(listener.login_timeout_ms, close_unauthenticated)
+            pending = self.logins.begin_login(listener.login_timeout_ms, close_unauthenticated)
         if pending is None:
             close_unauthenticated("too many clients log in at once")
             return
         pending.close = close_unauthenticated
-        connection.client.login = sasl.begin(connection, self.on_frame, pending)
+        connection.client.login = sasl.begin_login(connection, self.on_frame, pending)
 
     def should_log_problem(self, connection: Connection, why: str) -> bool:
         """Return whether a client's mistake, which it repeats with each connection, is to be logged now."""
-        return self.logins.notices.is_new(connection.client.host, why)
+        return self.logins.notices.should_log(connection.client.host, why)
 
     def _close_later(self, sock: socket.socket, seconds: float) -> None:
         """Close a refused connection only after its throttle time, so that reconnecting at once gains nothing.
@@ -340,7 +340,7 @@ class Server:
         """Stop counting a connection that has closed."""
         self._connections.pop(connection.client.number, None)
         if connection.client.login is not None:
-            connection.client.login.closed()
+            connection.client.login.on_connection_closed()
         self._left(connection.peer[0])
         self._on_closed(connection.client)
 
@@ -368,7 +368,7 @@ class Server:
         now = time.monotonic()
         before, began = now - self._config.connection_idle_ms / 1000, now - FIRST_REQUEST_S
         for connection in list(self._connections.values()):
-            if connection.last_active < before and connection.idle and not connection.muted:
+            if connection.last_active < before and connection.is_idle and not connection.muted:
                 log.info(
                     "closing the connection from %s: idle for longer than connections.max.idle.ms", connection.name
                 )
@@ -399,7 +399,7 @@ class Server:
             self._spare.close()
             self._spare = None
 
-    def drained(self, seconds: float) -> asyncio.Future[None]:
+    def wait_responses_sent(self, seconds: float) -> asyncio.Future[None]:
         """Return a future that completes when no response is in progress any more, or after a timeout."""
         future: asyncio.Future[None] = self._loop.create_future()
         until = self._loop.time() + seconds
@@ -407,7 +407,7 @@ class Server:
         def check_whether_drained() -> None:
             if future.cancelled():
                 return
-            if self._loop.time() >= until or all(connection.idle for connection in self._connections.values()):
+            if self._loop.time() >= until or all(connection.is_idle for connection in self._connections.values()):
                 future.set_result(None)
             else:
                 self._loop.call_later(DRAIN_CHECK_S, check_whether_drained)

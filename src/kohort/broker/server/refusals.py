@@ -55,13 +55,13 @@ def error_response(request: Request[Message], error: ErrorCode, text: str | None
         response.results = [result(user=user, error_code=error, error_message=text) for user in dict.fromkeys(users)]
     elif isinstance(asked, AlterReplicaLogDirsRequest):  # its results are not ordered as the request is
         topics = [topic for folder in asked.dirs for topic in folder.topics]
-        made.fill(asked.AlterReplicaLogDir(topics=topics), response)
+        made.fill_errors(asked.AlterReplicaLogDir(topics=topics), response)
     elif isinstance(response, DescribeClientQuotasResponse):
         response.error_code, response.error_message, response.entries = error, text, None
     elif APIS[request.key].name in _AT_THE_TOP:
-        made.fill(Struct(), response)
+        made.fill_errors(Struct(), response)
     else:
-        made.fill(asked, response)
+        made.fill_errors(asked, response)
     return response
 
 
@@ -74,12 +74,12 @@ class _Refusal:
 
     def _with_error(self, answer: Struct) -> dict[str, Field]:
         """Write the error into a structure, and return the fields that it has in the request's version."""
-        fields = {field.name: field for field in answer.FIELDS if field.present(self._version)}
+        fields = {field.name: field for field in answer.FIELDS if field.is_in_version(self._version)}
         for name in self._values.keys() & fields.keys():
             setattr(answer, name, self._values[name])
         return fields
 
-    def fill(self, asked: Struct, answer: Struct) -> None:
+    def fill_errors(self, asked: Struct, answer: Struct) -> None:
         """Write the error into `answer`, and into one entry for each topic, partition or group that `asked` names."""
         fields = self._with_error(answer)
         for field in asked.FIELDS:
@@ -114,7 +114,7 @@ class _Refusal:
     def _item(self, asked: Struct | str | int, kind: type[Struct]) -> Struct:
         answer = kind()
         if isinstance(asked, Struct):
-            self.fill(asked, answer)
+            self.fill_errors(asked, answer)
             return answer
         fields = self._with_error(answer)
         for name in _INDEX if isinstance(asked, int) else _NAMES:

@@ -44,7 +44,7 @@ class Repetition:
         self.uses = self.kept_bytes = 0
         self._size, self._wanted, self._left = -1, 1, 1
 
-    def is_due(self, size: int) -> bool:
+    def is_template_due(self, size: int) -> bool:
         """Count a frame that no template matched; return whether enough of this length came in a row to make one."""
         if size != self._size:
             self._size, self._left = size, self._wanted
@@ -59,7 +59,7 @@ class Repetition:
         self.uses, self._size = 0, -1
 
 
-class Repeater(Protocol):
+class RepeatingConnection(Protocol):
     """A connection whose client sends the same requests again and again, like heartbeats and fetches."""
 
     @property
@@ -75,7 +75,9 @@ class RepeatedRequests:
     def __init__(self) -> None:
         self._kept_bytes = 0
 
-    def record_request(self, client: Repeater, frame: Buffer, header: RequestHeader, message: Message) -> None:
+    def record_request(
+        self, client: RepeatingConnection, frame: Buffer, header: RequestHeader, message: Message
+    ) -> None:
         """Count a request that was decoded without a template, and make its template if it was repeated."""
         size, key = len(frame), header.api_key
         repetition = client.repeated.get(key)
@@ -84,21 +86,21 @@ class RepeatedRequests:
         if repetition.template is not None:
             self._kept_bytes -= repetition.kept_bytes
             repetition.drop_template()
-        if not repetition.is_due(size) or size > TEMPLATE_BYTES_MAX:
+        if not repetition.is_template_due(size) or size > TEMPLATE_BYTES_MAX:
             return
         needed = _TEMPLATE_BYTES + _BYTES_PER_FRAME_BYTE * size
         if isinstance(message, OffsetCommitRequest):
             needed += _TOPIC_BYTES * len(message.topics)
         if self._kept_bytes + needed > KEPT_BYTES_MAX:
             return
-        repetition.template = FrameTemplate.of(frame, header, message)
+        repetition.template = FrameTemplate.from_frame(frame, header, message)
         if repetition.template is None:
             repetition.drop_template()
         else:
             repetition.kept_bytes = needed
             self._kept_bytes += needed
 
-    def forget_client(self, client: Repeater) -> None:
+    def forget_client(self, client: RepeatingConnection) -> None:
         """Drop the templates of a connection that has closed."""
         for repetition in client.repeated.values():
             if repetition.template is not None:

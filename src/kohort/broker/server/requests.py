@@ -56,7 +56,7 @@ class PushRequest:
         client: the client that sent the request.
         client_id: the consumer's id once it is known, because push frames have no header with a client id.
         principal: the client's principal when the request arrived.
-        message: the decoded request; set by `begin`.
+        message: the decoded request; set by `record_request`.
     """
 
     __slots__ = (
@@ -86,7 +86,7 @@ class PushRequest:
         self.latency: Histogram | None = None
         connection.pending.append(self)
 
-    def begin(self, message: ClusterMetadataRequest | RegisterConsumerRequest, metrics: ApiMetrics) -> None:
+    def record_request(self, message: ClusterMetadataRequest | RegisterConsumerRequest, metrics: ApiMetrics) -> None:
         """Record the decoded message, count the request, and start its latency measurement."""
         self.message = message
         if isinstance(message, RegisterConsumerRequest):
@@ -110,7 +110,7 @@ class PushRequest:
         """The request's name for log lines, such as `RegisterConsumer from 127.0.0.1:4711`."""
         return f"{self.kind.api} from {self.connection.name}"
 
-    def answer(self, body: bytes) -> None:
+    def send_response(self, body: bytes) -> None:
         """Send a response whose body is encoded already."""
         self.send([with_length_prefix(body)])
 
@@ -131,13 +131,13 @@ class PushRequest:
         """Reject the request with only an error code."""
         is_metadata = self.kind is PushType.CLUSTER_METADATA
         body = ClusterMetadataResponse(error).encode_frame() if is_metadata else ErrorResponse(error).encode_frame()
-        self.refuse(body, f"{self.api}: {why}")
+        self.send_error_and_close(body, f"{self.api}: {why}")
 
-    def refuse(self, body: bytes, why: str) -> None:
+    def send_error_and_close(self, body: bytes, why: str) -> None:
         """Send an error response, and close the connection."""
         log.warning("closing the connection from %s: request of a push consumer refused: %s", self.connection.name, why)
-        self.answer(body)
-        self.connection.finish()
+        self.send_response(body)
+        self.connection.close_after_responses()
 
 
 FETCH = 1
@@ -148,13 +148,13 @@ M_co = TypeVar("M_co", bound=Message, covariant=True)
 class RequestMeter(Protocol):
     """The measurement of one request for quotas; `kohort.broker.server.throttling` has the only kind."""
 
-    def record_fetch(self, size: int) -> bool:
+    def charge_fetch(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether none may be sent."""
 
     def fetch_bytes_max(self, asked: int) -> int:
         """Return the most bytes that one fetch may return under the client's quota."""
 
-    def change_partitions(self, count: int, *, knows_error: bool) -> None:
+    def charge_partition_changes(self, count: int, *, knows_error: bool) -> None:
         """Record that partitions will be created or deleted.
 
         Raises:
@@ -232,7 +232,7 @@ class Request(Generic[M_co]):
             return made
 
     @property
-    def done(self) -> bool:
+    def needs_no_response(self) -> bool:
         """Whether a response is no longer needed: it was sent, or the client has disconnected."""
         return self.parts is not None or self.connection.closed
 

@@ -138,7 +138,7 @@ class RequestQuotaMeter:
         self.throttle_ms = max(self.throttle_ms, min(found, most_ms))
         return found
 
-    def record_fetch(self, size: int) -> bool:
+    def charge_fetch(self, size: int) -> bool:
         """Record the bytes of a fetch; return whether they exceed the quota, so that none are sent.
 
         They are not charged then, because the client fetches them again.
@@ -150,7 +150,7 @@ class RequestQuotaMeter:
         self.throttle_ms = max(self.throttle_ms, found)
         return True
 
-    def change_partitions(self, count: int, *, knows_error: bool) -> None:
+    def charge_partition_changes(self, count: int, *, knows_error: bool) -> None:
         """Record that partitions will be created or deleted.
 
         Args:
@@ -160,7 +160,9 @@ class RequestQuotaMeter:
         Raises:
             RetriableError: the client has used up its quota; nothing is recorded, and the response names the time.
         """
-        refill_wait_ms, refused = self._throttling.change_partitions(self._user, self._client_id, count, knows_error)
+        refill_wait_ms, refused = self._throttling.charge_partition_changes(
+            self._user, self._client_id, count, knows_error
+        )
         self.throttle_ms = max(self.throttle_ms, refill_wait_ms)
         if refused:
             raise RetriableError("The throttling quota has been exceeded.", ErrorCode.THROTTLING_QUOTA_EXCEEDED)
@@ -230,9 +232,9 @@ class Throttling:
 
     def _quotas_changed(self) -> None:
         self._limits.clear()
-        self.active = bool(self._quotas.all())
+        self.active = bool(self._quotas.all_quotas())
 
-    def begin(self, request: Request[Message], size: int) -> RequestQuotaMeter:
+    def begin_measuring(self, request: Request[Message], size: int) -> RequestQuotaMeter:
         """Begin to measure a request of `size` bytes toward the client's quotas."""
         meter = RequestQuotaMeter(self, request.principal.name, request.client_id or "")
         if request.key == PRODUCE:
@@ -254,7 +256,7 @@ class Throttling:
         if found > 0:
             connection.pause_reading(min(found, self.window_ms) / 1000)
 
-    def change_partitions(self, user: str, client_id: str, count: int, knows_error: bool) -> tuple[float, bool]:
+    def charge_partition_changes(self, user: str, client_id: str, count: int, knows_error: bool) -> tuple[float, bool]:
         """Record that partitions will be created or deleted; return the throttle time, and whether it is refused."""
         found = self._limit(MUTATIONS, user, client_id)
         if found is None:
@@ -283,7 +285,7 @@ class Throttling:
 
     def connection_throttle_ms(self, host: str) -> float:
         """Count a new connection of an address; return for how long to throttle it, 0: accept it."""
-        quotas = self._quotas.all()
+        quotas = self._quotas.all_quotas()
         for name in (host, None):
             limit = quotas.get(quota_entity_key((IP, name)), {}).get(CONNECTIONS)
             if limit is None:
@@ -320,7 +322,7 @@ class Throttling:
         return self._limits[key]
 
     def _find_limit(self, quota: str, user: str, client_id: str) -> tuple[Scope, float] | None:
-        quotas = self._quotas.all()
+        quotas = self._quotas.all_quotas()
         for name in (user, None):
             for parts in (((USER, name), (CLIENT, client_id)), ((USER, name), (CLIENT, None)), ((USER, name),)):
                 limit = quotas.get(quota_entity_key(*parts), {}).get(quota)

@@ -195,7 +195,7 @@ class Transactions:
     def start(self) -> None:
         """Load the transaction log, resume transactions that were being ended, and start the timeout checks."""
         if TRANSACTIONS_TOPIC in self._host.store.topics:
-            for transactional_id, transaction in self._log.read():
+            for transactional_id, transaction in self._log.read_transactions():
                 if transaction is None:
                     self._known.pop(transactional_id, None)
                 else:
@@ -235,7 +235,7 @@ class Transactions:
             self._host.topics.create(TRANSACTIONS_TOPIC, config.transaction_partitions, configs)
         now_ms = _wall_ms()
         transaction = replace(transaction, update_ms=now_ms)
-        self._log.write(transaction, now_ms)
+        self._log.write_transaction(transaction, now_ms)
         if transaction.id not in self._known:
             self._id_chars += len(transaction.id)
         self._known[transaction.id] = transaction
@@ -357,13 +357,15 @@ class Transactions:
         if adds:
             error = self.add_partitions(transactional_id, producer, [partition])
         else:
-            error = self.check_member(transactional_id, producer, partition)
+            error = self.check_partition_in_transaction(transactional_id, producer, partition)
         if error is ErrorCode.PRODUCER_FENCED:
             error = ErrorCode.INVALID_PRODUCER_EPOCH
         if error:
             raise KafkaError(f"transaction {transactional_id}: {error.text}", error)
 
-    def check_member(self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition) -> ErrorCode:
+    def check_partition_in_transaction(
+        self, transactional_id: str, producer: tuple[int, int], partition: TopicPartition
+    ) -> ErrorCode:
         """Check that a partition is part of the producer's transaction."""
         known, error = self._check_producer(transactional_id, producer)
         if known is None or error:

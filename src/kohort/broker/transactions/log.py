@@ -122,7 +122,7 @@ class TransactionLog:
     def _partition_log(self, index: int) -> PartitionLog:
         return self._store.partition(TopicPartition(TRANSACTIONS_TOPIC, index))
 
-    def write(self, transaction: Transaction, now_ms: int) -> None:
+    def write_transaction(self, transaction: Transaction, now_ms: int) -> None:
         """Write a transaction's state to its partition, durably.
 
         Raises:
@@ -142,7 +142,7 @@ class TransactionLog:
         if self._on_append is not None:
             self._on_append(target, len(batch))
 
-    def read(self) -> Iterator[tuple[str, Transaction | None]]:
+    def read_transactions(self) -> Iterator[tuple[str, Transaction | None]]:
         """Yield every written state, oldest first.
 
         None means that the id was forgotten. Partitions that are not served are skipped.
@@ -183,9 +183,9 @@ class TransactionLog:
                     whole = False
         if not whole:
             survey = DamageSurvey(source, _read_batch, _id_of, "transactional id")
-            for _ in survey.steps():
+            for _ in survey.examine_in_steps():
                 pass
-            for sentence in survey.sentences():
+            for sentence in survey.describe_damage():
                 log.error(
                     "damaged transaction records: %s%s",
                     sentence,

@@ -86,7 +86,7 @@ class Admin(ClosedOnExit):
     describe_producers = blocking(transactions.describe_producers)
     fence_producers = blocking(transactions.fence_producers)
     abort_transaction = blocking(transactions.abort_transaction)
-    _check_rights = blocking(transactions.check_rights)
+    _check_rights = blocking(transactions.check_transaction_rights)
 
     # Access rules, credentials and quotas.
 

@@ -37,7 +37,7 @@ async def describe_cluster(cluster: Cluster, *, timeout_ms: float | None = None)
             answer.cluster_id, answer.controller_id, tuple(sorted(nodes, key=lambda node: node.id))
         )
 
-    return await cluster.retrying(describe_cluster_once, "describe cluster", timeout_ms)
+    return await cluster.retry_call(describe_cluster_once, "describe cluster", timeout_ms)
 
 
 async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None) -> dict[str, FeatureDescription]:
@@ -55,7 +55,7 @@ async def describe_features(cluster: Cluster, *, timeout_ms: float | None = None
             for name in sorted({*levels, *ranges})
         }
 
-    return await cluster.retrying(describe_features_once, "describe features", timeout_ms)
+    return await cluster.retry_call(describe_features_once, "describe features", timeout_ms)
 
 
 async def update_features(

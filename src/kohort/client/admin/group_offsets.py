@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 from kohort.client.admin.routing import RequestAttempts, send_to_coordinators, send_to_leaders
 from kohort.client.admin.values import ListedOffset, OffsetSpec, PartitionResults
 from kohort.client.net.cluster import Between, BrokerById, Cluster
-from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch
+from kohort.client.offsets import HIGHEST_BY_NAME, OffsetAndMetadata, offset_fetch_request
 from kohort.errors import ErrorCode, KafkaError, error_for
 from kohort.ids import TopicPartition, by_topic
 from kohort.wire.data import ListOffsetsRequest
@@ -44,7 +44,7 @@ async def list_consumer_group_offsets(
         partitions = list(partitions)
 
     request = Between(
-        offset_fetch(group, partitions, require_stable=require_stable),
+        offset_fetch_request(group, partitions, require_stable=require_stable),
         lowest=_STABLE_SINCE if require_stable else 0,
         highest=HIGHEST_BY_NAME,
     )
@@ -248,7 +248,7 @@ def _outcomes(
             key = TopicPartition(topic.name, part.partition_index)
             if part.error_code:
                 code = ErrorCode.of(part.error_code)
-                errors[key] = attempts.refusal(
+                errors[key] = attempts.refusal_error(
                     group, error_for(code, f"{key} of group {group!r}: {texts.get(code, code.text)}")
                 )
             else:

@@ -73,7 +73,7 @@ async def list_groups(
             and (not wanted_types or group.type.lower() in wanted_types)
         ]
 
-    return await cluster.retrying(list_groups_once, "list groups", timeout_ms)
+    return await cluster.retry_call(list_groups_once, "list groups", timeout_ms)
 
 
 async def describe_consumer_groups(

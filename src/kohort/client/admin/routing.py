@@ -45,9 +45,9 @@ class RequestAttempts(Generic[K]):
         if isinstance(found, RetriableError):
             self._sent[key] -= found.code not in MAY_BE_DONE
             return found
-        return self.refusal(key, found)
+        return self.refusal_error(key, found)
 
-    def refusal(self, key: K, error: KafkaError, *, sent: bool = True) -> KafkaError:
+    def refusal_error(self, key: K, error: KafkaError, *, sent: bool = True) -> KafkaError:
         """Return the error of a refused change, with a note if an earlier request for the key may have succeeded.
 
         Args:
@@ -84,7 +84,7 @@ async def retry_each(
         TimedOutError: the time is over, and no key has an outcome.
     """
     try:
-        await cluster.retrying(attempt, what, timeout_ms)
+        await cluster.retry_call(attempt, what, timeout_ms)
     except TimedOutError as error:
         if not done:
             raise
@@ -237,7 +237,7 @@ async def send_to_coordinators(
             except RetriableError as error:
                 moved = error
             except KafkaError as error:
-                done[key] = tried.refusal(key, error, sent=False)
+                done[key] = tried.refusal_error(key, error, sent=False)
         for node, names in sorted(nodes.items()):
             try:
                 outcomes = await ask(node, names)

@@ -67,7 +67,7 @@ async def describe_user_scram_credentials(
             }
         )
 
-    return await cluster.retrying(describe_user_scram_credentials_once, "describe SCRAM credentials", timeout_ms)
+    return await cluster.retry_call(describe_user_scram_credentials_once, "describe SCRAM credentials", timeout_ms)
 
 
 async def alter_user_scram_credentials(
@@ -143,7 +143,7 @@ async def describe_client_quotas(
             raise error_of_result(answer, "describe quotas")
         return {_entity(entry): {value.key: value.value for value in entry.values} for entry in answer.entries or ()}
 
-    return await cluster.retrying(describe_client_quotas_once, "describe quotas", timeout_ms)
+    return await cluster.retry_call(describe_client_quotas_once, "describe quotas", timeout_ms)
 
 
 def _component(kind: str, name: str | None) -> DescribeClientQuotasRequest.ComponentData:
@@ -239,7 +239,7 @@ async def _described_acls(
             raise error_of_result(answer, "describe access rules")
         return answer.resources
 
-    return await cluster.retrying(describe_acls_once, "describe access rules", timeout_ms)
+    return await cluster.retry_call(describe_acls_once, "describe access rules", timeout_ms)
 
 
 async def create_acls(cluster: Cluster, acls: Iterable[Acl], *, timeout_ms: float | None = None) -> Results[Acl, None]:

@@ -38,7 +38,7 @@ refuses most requests. Source: KAFKA-16047.
 """
 
 
-async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable[str]) -> None:
+async def check_transaction_rights(cluster: Cluster, transactional_id: str, topics: Iterable[str]) -> None:
     """Check that this client may use a transactional id and write to topics, without a transaction or fencing.
 
     An AddPartitionsToTxn request with the invalid producer id -1 is sent: brokers check its rights before the id.
@@ -75,7 +75,7 @@ async def check_rights(cluster: Cluster, transactional_id: str, topics: Iterable
                     cluster.forget_coordinator(to)
                     raise error_for(code, f"rights of transactional id {transactional_id}: {code.text}")
 
-    await cluster.retrying(check_rights_once, "check of rights", None)
+    await cluster.retry_call(check_rights_once, "check of rights", None)
 
 
 async def list_transactions(
@@ -117,7 +117,7 @@ async def list_transactions(
                 )
         return [listing for _, listing in sorted(listings.items())]
 
-    return await cluster.retrying(list_transactions_once, "list transactions", timeout_ms)
+    return await cluster.retry_call(list_transactions_once, "list transactions", timeout_ms)
 
 
 async def describe_transactions(

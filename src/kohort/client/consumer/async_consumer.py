@@ -12,8 +12,16 @@ from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import decode_and_look_up_schemas, with_schema_registry
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
-from kohort.client.consumer.fetch_buffer import Slice
+from kohort.client.consumer.effects import (
+    AwaitCoroutine,
+    CallApplication,
+    DecodeRecordSets,
+    Effect,
+    RunningScript,
+    Script,
+    WaitUntil,
+)
+from kohort.client.consumer.fetch_buffer import RowSlice
 from kohort.client.consumer.records import Records, slices_to_arrow
 from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
 from kohort.client.net.asyncio_driver import AsyncClient
@@ -216,7 +224,7 @@ class AsyncConsumer(NonWaitingMethods):
         return await self._client.call(coro)
 
     def _run_action(self, action: Callable[[ConsumerCore], T]) -> T:
-        self._client.check()
+        self._client.raise_if_closed()
         self._client.cluster.runtime.set_time(self._client.now_ms())
         try:
             return action(self._core)
@@ -226,7 +234,7 @@ class AsyncConsumer(NonWaitingMethods):
     def _query(self, question: Callable[[ConsumerCore], T]) -> T:
         return question(self._core)
 
-    async def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+    async def _poll(self, limit: int | None, timeout_ms: float) -> list[RowSlice]:
         await self._client.yield_to_event_loop()  # before records are taken, which a cancellation would lose
         if await self._close_if_asked():
             return []
@@ -263,24 +271,24 @@ class AsyncConsumer(NonWaitingMethods):
             if effect is None:
                 return cast(T, running.value)
             try:
-                running.succeeded(await self._effect(effect))
+                running.store_result(await self._effect(effect))
             except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
-                running.failed(error)
+                running.store_error(error)
 
     async def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, WaitUntil):
             return await self._client.wait_until(
                 effect.ready, max(0.0, (effect.deadline_ms - self._client.now_ms()) / 1000)
             )
-        if isinstance(effect, Decode):
+        if isinstance(effect, DecodeRecordSets):
             if self._registry is not None:
                 return await asyncio.to_thread(decode_and_look_up_schemas, effect, self._registry)
             if sum(len(given.buffer) for given in effect.sets) < _DECODE_HERE_BYTES:
                 return decode(effect.sets, effect.options)
             return await asyncio.to_thread(decode, effect.sets, effect.options)
-        if isinstance(effect, Await):
+        if isinstance(effect, AwaitCoroutine):
             return await self._client.call(effect.coro)
-        if isinstance(effect, CallUser):
+        if isinstance(effect, CallApplication):
             self._listening = asyncio.current_task()
             try:
                 result = effect.function(effect.argument)

@@ -161,9 +161,11 @@ class Commits:
             CommitFailedError: This consumer is not a member (any more).
             KafkaError: The coordinator refused.
         """
-        await self.start(offsets, timeout_ms)
+        await self.start_commit(offsets, timeout_ms)
 
-    def start(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None) -> Task[None]:
+    def start_commit(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_ms: float | None = None
+    ) -> Task[None]:
         """Begin a commit in the background, after all earlier ones."""
         ids = topic_ids_for_offsets(self._cluster, offsets, self._partitions.ids)
         limit_ms = self._config.default_api_timeout_ms if timeout_ms is None else timeout_ms
@@ -211,16 +213,16 @@ class Commits:
         }
         if not due:
             return None
-        commit = self.start(due)
+        commit = self.start_commit(due)
         commit.on_done(_auto_done)
         return commit
 
-    async def drain(self, timeout_ms: float) -> None:
+    async def drain_commits(self, timeout_ms: float) -> None:
         """Wait for all queued commits; after the time limit, fail those that have not been sent.
 
         If they were sent later, they would carry the member's next generation, when others may own the partitions.
         """
-        if self._tail is not None and await self._cluster.runtime.first(self._tail, timeout_ms=timeout_ms) is None:
+        if self._tail is not None and await self._cluster.runtime.wait_first(self._tail, timeout_ms=timeout_ms) is None:
             self.fail_queued_commits()
 
     def fail_queued_commits(self) -> None:
@@ -235,7 +237,7 @@ class Commits:
 
     async def _in_time(self, turn: _QueuedCommit, commit: Task[None], limit_ms: float) -> None:
         """Wait for a queued commit; raise TimedOutError if the commits before it are not answered in its time limit."""
-        if turn.before is not None and await self._cluster.runtime.first(turn.before, timeout_ms=limit_ms) is None:
+        if turn.before is not None and await self._cluster.runtime.wait_first(turn.before, timeout_ms=limit_ms) is None:
             turn.over = True
             why = self._cluster.unreachable_text() or "an earlier commit has no answer yet"
             raise TimedOutError(f"nothing was committed within {limit_ms:g} ms: {why}")
@@ -251,7 +253,7 @@ class Commits:
         """Commit after the commits before it: a retried commit must not undo a later one."""
         runtime = self._cluster.runtime
         if turn.before is not None:
-            await runtime.first(turn.before)
+            await runtime.wait_first(turn.before)
         self._queued.remove(turn)
         if turn.given_up and not turn.over:
             raise CommitFailedError(

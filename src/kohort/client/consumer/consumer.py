@@ -12,13 +12,21 @@ from kohort.client import lookups
 from kohort.client.consumer import sync_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import with_schema_registry
-from kohort.client.consumer.effects import Await, CallUser, Decode, Effect, RunningScript, Script, WaitUntil
-from kohort.client.consumer.fetch_buffer import Slice
+from kohort.client.consumer.effects import (
+    AwaitCoroutine,
+    CallApplication,
+    DecodeRecordSets,
+    Effect,
+    RunningScript,
+    Script,
+    WaitUntil,
+)
+from kohort.client.consumer.fetch_buffer import RowSlice
 from kohort.client.consumer.records import Records, slices_to_arrow
 from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
 from kohort.client.lookups import LookupMethods
 from kohort.client.net.facades import blocking
-from kohort.client.net.thread_driver import ThreadClient, copy_for_application
+from kohort.client.net.thread_driver import ThreadClient, copy_error_for_application
 from kohort.client.setting_types import ConsumerSettings
 from kohort.client.settings import ConsumerConfig, Servers, client_config
 from kohort.columns import Record, decode
@@ -185,14 +193,14 @@ class Consumer(LookupMethods, NonWaitingMethods):
             self._close_asked = (timeout_ms,)
             self.wakeup()
             return
-        until_s = self._client.until_s(timeout_ms)
+        until_s = self._client.deadline_s(timeout_ms)
         interrupted = self._enter_to_close(timeout_ms, until_s)
         if interrupted is None:
             return
         try:
             self._carry_out(self._core.close(timeout_ms, unfinished=unfinished or interrupted))
         except KafkaError as error:
-            raise copy_for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_error_for_application(error)  # noqa: B904 - a copy of the error
         finally:
             self._leave()
             self._client.close(until_s)
@@ -249,7 +257,7 @@ class Consumer(LookupMethods, NonWaitingMethods):
         """
         client = self._client
         with client.lock, SignalDelay():
-            client.check()
+            client.raise_if_closed()
             client.cluster.runtime.set_time(time.monotonic() * 1000)
             try:
                 return action(self._core)
@@ -259,7 +267,7 @@ class Consumer(LookupMethods, NonWaitingMethods):
                 else:
                     client.wake_if_busy()
 
-    def _poll(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+    def _poll(self, limit: int | None, timeout_ms: float) -> list[RowSlice]:
         self._core.taken = []
         try:
             return self._poll_once(limit, timeout_ms)
@@ -270,7 +278,7 @@ class Consumer(LookupMethods, NonWaitingMethods):
         finally:
             self._core.taken = []  # the application alone keeps their memory
 
-    def _poll_once(self, limit: int | None, timeout_ms: float) -> list[Slice]:
+    def _poll_once(self, limit: int | None, timeout_ms: float) -> list[RowSlice]:
         if self._close_if_asked():
             return []
         if limit is not None:
@@ -299,7 +307,7 @@ class Consumer(LookupMethods, NonWaitingMethods):
         try:
             return self._carry_out(script)
         except KafkaError as error:
-            raise copy_for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_error_for_application(error)  # noqa: B904 - a copy of the error
         finally:
             if not nested:
                 self._leave()
@@ -324,18 +332,18 @@ class Consumer(LookupMethods, NonWaitingMethods):
             if effect is None:
                 return cast(T, running.value)
             try:
-                running.succeeded(self._effect(effect))
+                running.store_result(self._effect(effect))
             except BaseException as error:  # noqa: BLE001 - the script cleans up and raises it again
-                running.failed(error)
+                running.store_error(error)
 
     def _effect(self, effect: Effect) -> Any:
         if isinstance(effect, WaitUntil):
             return self._client.wait_until(effect.ready, max(0.0, effect.deadline_ms / 1000 - time.monotonic()))
-        if isinstance(effect, Decode):
+        if isinstance(effect, DecodeRecordSets):
             return decode(effect.sets, effect.options)
-        if isinstance(effect, Await):
+        if isinstance(effect, AwaitCoroutine):
             return self._client.call(effect.coro)
-        if isinstance(effect, CallUser):
+        if isinstance(effect, CallApplication):
             self._in_listener = True
             try:
                 return effect.function(effect.argument)

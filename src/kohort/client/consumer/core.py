@@ -20,8 +20,8 @@ from kohort.client.consumer.commits import (
     OnCommit,
     run_commit_callback,
 )
-from kohort.client.consumer.effects import Await, CallUser, Decode, Script, WaitUntil
-from kohort.client.consumer.fetch_buffer import FetchBuffer, Slice, position_at
+from kohort.client.consumer.effects import AwaitCoroutine, CallApplication, DecodeRecordSets, Script, WaitUntil
+from kohort.client.consumer.fetch_buffer import FetchBuffer, RowSlice, position_before_row
 from kohort.client.consumer.fetching import CompletedFetch, Fetcher
 from kohort.client.consumer.positions import PositionFinder
 from kohort.client.consumer.records import apply_deserializers
@@ -103,7 +103,7 @@ class RecordIterator:
         self._partitions = partitions
         self._config = config
 
-    def iterate(self, slices: Sequence[Slice]) -> Iterator[Record]:
+    def iterate(self, slices: Sequence[RowSlice]) -> Iterator[Record]:
         """Yield records one by one; the position follows each.
 
         A partition ends early when the application seeks or pauses it meanwhile, and all end when it polls. The records
@@ -122,7 +122,7 @@ class RecordIterator:
             self.giving = False
         self.open = {}
 
-    def record_returned_slices(self, slices: Sequence[Slice]) -> None:
+    def record_returned_slices(self, slices: Sequence[RowSlice]) -> None:
         """Remember what a poll returns; if nothing, the last poll's records count as processed."""
         self._record, self._returned = None, {}
         for part in slices:
@@ -156,7 +156,7 @@ class RecordIterator:
             if state is not None and state.position is not None and state.position.offset > position.offset:
                 state.position = position
 
-    def _yield_records(self, part: Slice) -> Iterator[Record]:
+    def _yield_records(self, part: RowSlice) -> Iterator[Record]:
         partition = part.partition
         position_version = self.open.get(partition)
         if position_version is None:
@@ -198,8 +198,8 @@ class RecordIterator:
             self._take_back(partition, position_version)
 
 
-def _position_in(part: Slice, row: int) -> FetchPosition:
-    return position_at(part.block, part.index, row)
+def _position_in(part: RowSlice, row: int) -> FetchPosition:
+    return position_before_row(part.block, part.index, row)
 
 
 # -- The core
@@ -235,7 +235,7 @@ class ConsumerCore:
         self.commits = Commits(cluster, config, lambda: self.membership, self.partitions)
         self.listener = RebalanceListener()
         self.polls = self.returned = self.news = 0
-        self.taken: list[Slice] = []
+        self.taken: list[RowSlice] = []
         self._options = DecodeOptions(
             columns=tuple(config.columns),
             read_committed=config.isolation_level == "read_committed",
@@ -296,7 +296,7 @@ class ConsumerCore:
         self.partitions.set_assigned(wanted)
         self.partitions.store_topic_ids(self.cluster.metadata.topic_id)
         self.cluster.auto_create_topics = self.config.allow_auto_create_topics
-        self.cluster.want_topics(self, {part.topic for part in wanted})
+        self.cluster.set_wanted_topics(self, {part.topic for part in wanted})
         self._moved()
 
     def unsubscribe(self) -> Script[None]:
@@ -317,14 +317,14 @@ class ConsumerCore:
 
     # Polling.
 
-    def poll_without_waiting(self, limit: int) -> list[Slice]:
+    def poll_without_waiting(self, limit: int) -> list[RowSlice]:
         """Return `limit` decoded records, or none if fewer are ready or an error, rebalance or wakeup comes first."""
         if self.record_iterator.open or self._closed or self._woken or self._group_news():
             return []
-        if self.buffer.available() < limit:
+        if self.buffer.unpaused_records() < limit:
             return []
         failing = self.positions.error is not None or self.fetcher.error is not None
-        if failing or self.partitions.unreadable() or not self._owns():
+        if failing or self.partitions.unreadable_partitions() or not self._owns():
             return []
         self._begin_poll(limit)
         taken = self.buffer.take_records(limit, proportional=self.config.poll_share == "proportional")
@@ -332,7 +332,7 @@ class ConsumerCore:
         self.fetcher.send_fetches_if_free()
         return taken
 
-    def _return(self, taken: list[Slice]) -> None:
+    def _return(self, taken: list[RowSlice]) -> None:
         self.taken = taken
         self.returned += sum(map(len, taken))
         self.record_iterator.record_returned_slices(taken if self.config.enable_auto_commit else ())
@@ -356,7 +356,7 @@ class ConsumerCore:
         if self.config.enable_auto_commit:
             self.commits.auto_commit_if_due(self.partitions.positions)
 
-    def poll(self, limit: int | None, deadline_ms: float) -> Script[list[Slice]]:
+    def poll(self, limit: int | None, deadline_ms: float) -> Script[list[RowSlice]]:
         """Return records as soon as there are any, at most `limit`; None: those of one fetch.
 
         Raises:
@@ -372,7 +372,7 @@ class ConsumerCore:
             while self._wants_more(limit) and (fetched := self.fetcher.take_next_response()) is not None:
                 self.fetcher.send_fetches_if_free()
                 try:
-                    decoded = yield Decode(fetched.sets, self._options)
+                    decoded = yield DecodeRecordSets(fetched.sets, self._options)
                 except BaseException:  # Ctrl-C or a cancelled task: the next poll decodes them
                     self.fetcher.ready.appendleft(fetched)
                     raise
@@ -427,7 +427,7 @@ class ConsumerCore:
             )
             self.partitions.forget_position(partition, None)
         self.partitions.store_topic_ids(metadata.topic_id, again)
-        self.partitions.withhold(set() if self.membership is None else self.membership.recreated_topics())
+        self.partitions.withhold_positions_of(set() if self.membership is None else self.membership.recreated_topics())
         if again:
             self._moved()
         self.send_due_fetches()
@@ -443,7 +443,7 @@ class ConsumerCore:
         does only while no record is ready: 40 kilobytes of zstd can stand for 500 records of 100 MB.
         """
         if limit is not None and self.buffer.nbytes < self.config.queued_max_bytes:
-            return self.buffer.available() < limit
+            return self.buffer.unpaused_records() < limit
         return not self.buffer.has_ready_records()
 
     def _newer_than(self, seen: int) -> Callable[[], bool]:
@@ -509,11 +509,11 @@ class ConsumerCore:
         error = error or self.positions.take_error() or self.fetcher.take_error()
         if error is not None:
             raise error
-        for partition, failure in self.partitions.unreadable():
-            if self.buffer.count(partition) or self.fetcher.is_ready(partition):
+        for partition, failure in self.partitions.unreadable_partitions():
+            if self.buffer.buffered_records(partition) or self.fetcher.has_ready_response(partition):
                 continue  # what was fetched before comes first
             if not self.partitions.state_of(partition).paused:
-                if self.partitions.read_again(partition):
+                if self.partitions.clear_error(partition):
                     self.send_due_fetches()
                 raise failure
 
@@ -533,7 +533,7 @@ class ConsumerCore:
                 gone = [part for part in revocation.partitions if part in self.partitions]
                 if isinstance(self.listener, HoldingListener) and not revocation.lost and gone:
                     self.partitions.mark_revoking(gone)
-                    yield CallUser(self.listener.on_revocation_requested, gone)
+                    yield CallApplication(self.listener.on_revocation_requested, gone)
                     continue
                 yield from self._revoke_and_acknowledge(gone, revocation, member)
                 continue
@@ -543,15 +543,15 @@ class ConsumerCore:
                 for part in [part for part in added if part in member.starts]:
                     self.partitions.set_position(part, FetchPosition(member.starts[part]))
                 self.partitions.store_topic_ids(self.cluster.metadata.topic_id)
-                self.cluster.want_topics(self, {part.topic for part in member.assignment.partitions})
+                self.cluster.set_wanted_topics(self, {part.topic for part in member.assignment.partitions})
                 self._moved()
                 if added or member.holds_assignment:  # a member that already rejoins has its assignment nevertheless
-                    yield CallUser(self.listener.on_partitions_assigned, added)
+                    yield CallApplication(self.listener.on_partitions_assigned, added)
 
     def release(self) -> Script[bool]:
         """Release the revoked partitions that a `HoldingListener` holds; return False if none, or if they are lost."""
         member = self.membership
-        held = self.partitions.wanted()
+        held = self.partitions.revoking_partitions()
         if member is None or member.revocation is None or member.revocation.lost or not held:
             return False
         yield from self._revoke_and_acknowledge(held, member.revocation, member)
@@ -600,7 +600,8 @@ class ConsumerCore:
         began_ms = self.cluster.runtime.now_ms
         try:
             if gone:  # the application may not have been told of the assignment yet
-                yield CallUser(self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked, gone)
+                callback = self.listener.on_partitions_lost if lost else self.listener.on_partitions_revoked
+                yield CallApplication(callback, gone)
         finally:
             self._close_deadline.extend_by_time_since(began_ms)
             self.partitions.remove(gone)
@@ -608,8 +609,8 @@ class ConsumerCore:
 
     def _await_commits(self, limit_ms: float = LAST_COMMIT_MS) -> Script[None]:
         """Wait for commits in flight: the coordinator refuses them once this member has given the partitions up."""
-        limit_ms = max(0.0, min(limit_ms, LAST_COMMIT_MS))
-        yield Await(self.commits.drain(self._close_deadline.step_limit_ms(limit_ms, keep=KEPT_TO_LEAVE)))
+        step_ms = self._close_deadline.step_limit_ms(max(0.0, min(limit_ms, LAST_COMMIT_MS)), keep=KEPT_TO_LEAVE)
+        yield AwaitCoroutine(self.commits.drain_commits(step_ms))
 
     def _last_commit(self, positions: Mapping[TopicPartition, FetchPosition]) -> Script[bool]:
         """Commit positions before partitions are revoked; return False if other members may own them already."""
@@ -617,7 +618,7 @@ class ConsumerCore:
             self.config.default_api_timeout_ms, self._close_deadline.step_limit_ms(LAST_COMMIT_MS, keep=KEPT_TO_LEAVE)
         )
         try:
-            yield Await(self.commits.commit(offsets_of(positions), limit_ms))
+            yield AwaitCoroutine(self.commits.commit(offsets_of(positions), limit_ms))
         except KafkaError as error:
             group = self.config.group_id
             log.warning(
@@ -646,7 +647,7 @@ class ConsumerCore:
             self._lapses_before += member.lapses
             self.membership = None
             self._seen = self._rebalances_seen = 0
-            yield Await(member.leave(reason, self._close_deadline.step_limit_ms(LEAVE_MS)))
+            yield AwaitCoroutine(member.leave(reason, self._close_deadline.step_limit_ms(LEAVE_MS)))
 
     def close(self, timeout_ms: float | None, *, unfinished: bool = False) -> Script[None]:
         """Commit (with auto commit), call the listener, leave the group; `unfinished` leaves out a poll's records."""
@@ -663,8 +664,8 @@ class ConsumerCore:
             else:
                 if self._manual and self.config.group_id is not None and self.config.enable_auto_commit:
                     yield from self._last_commit(self.partitions.positions())
-                yield Await(self.commits.drain(self._close_deadline.step_limit_ms(LAST_COMMIT_MS)))
-            yield Await(self.fetcher.close_fetch_sessions(self._close_deadline.step_limit_ms(GOODBYE_MS)))
+                yield AwaitCoroutine(self.commits.drain_commits(self._close_deadline.step_limit_ms(LAST_COMMIT_MS)))
+            yield AwaitCoroutine(self.fetcher.close_fetch_sessions(self._close_deadline.step_limit_ms(GOODBYE_MS)))
         finally:
             self.record_iterator.refetch_unread_records()
             self.buffer.clear()
@@ -776,7 +777,7 @@ class ConsumerCore:
     ) -> None:
         """Commit in the background, in order with the other commits."""
         values = self.offsets_to_commit(offsets)
-        task = self.commits.start(values)
+        task = self.commits.start_commit(values)
         if callback is not None:
             task.on_done(partial(run_commit_callback, callback, values))
 

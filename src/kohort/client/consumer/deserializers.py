@@ -12,7 +12,7 @@ import json as _json  # not msgspec: applications get what Python's json gives
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kohort.client.consumer.effects import Decode
+from kohort.client.consumer.effects import DecodeRecordSets
 from kohort.client.settings import ConsumerConfig
 from kohort.columns import decode
 from kohort.errors import CorruptDataError, InvalidInputError
@@ -222,7 +222,7 @@ def with_schema_registry(
     return dataclasses.replace(config, value_deserializer=deserialize), registry
 
 
-def decode_and_look_up_schemas(effect: Decode, registry: SchemaRegistry) -> Decoded:
+def decode_and_look_up_schemas(effect: DecodeRecordSets, registry: SchemaRegistry) -> Decoded:
     """Decode records, and look up the schemas of their values in the registry.
 
     Runs in a thread, so that deserializers that run on the event loop later never wait for the registry.

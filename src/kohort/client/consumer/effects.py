@@ -18,14 +18,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Await:
+class AwaitCoroutine:
     """Effect of a script of the core: run this coroutine of the core; the outcome is its value or its error."""
 
     coro: Work[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class CallUser:
+class CallApplication:
     """Effect of a script of the core: call this function of the application, without holding the client's lock.
 
     An exception of the function is raised in the script.
@@ -36,7 +36,7 @@ class CallUser:
 
 
 @dataclass(frozen=True, slots=True)
-class Decode:
+class DecodeRecordSets:
     """Effect of a script of the core: decode record sets without the client's lock; the outcome is the `Decoded`."""
 
     sets: Sequence[RecordSet]
@@ -54,14 +54,14 @@ class WaitUntil:
     deadline_ms: float
 
 
-Effect: TypeAlias = Await | CallUser | Decode | WaitUntil
+Effect: TypeAlias = AwaitCoroutine | CallApplication | DecodeRecordSets | WaitUntil
 Script: TypeAlias = Generator[Effect, Any, T]
 
 
 class RunningScript(Generic[T]):
     """A script of the core while it runs: a generator that yields effects, and gets the outcome of each.
 
-    `step` runs it to its next effect; `succeeded` or `failed` stores the outcome for the next `step`.
+    `step` runs it to its next effect; `store_result` or `store_error` stores the outcome for the next `step`.
 
     Attributes:
         value: The script's return value, once `step` has returned None.
@@ -83,8 +83,8 @@ class RunningScript(Generic[T]):
             self.value = stop.value
             return None
 
-    def succeeded(self, outcome: Any) -> None:
+    def store_result(self, outcome: Any) -> None:
         self._outcome = outcome
 
-    def failed(self, error: BaseException) -> None:
+    def store_error(self, error: BaseException) -> None:
         self._error = error

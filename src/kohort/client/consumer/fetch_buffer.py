@@ -38,7 +38,7 @@ class RowRangeLike(Protocol):
     def one_epoch(self) -> bool: ...
 
 
-class Rows(Protocol):
+class DecodedRows(Protocol):
     """An interface: the methods of `kohort.columns.Decoded` that the buffer calls."""
 
     @property
@@ -65,7 +65,7 @@ class FetchedChunk:
     `row` is the next row to return; `position_version` is the partition's at the time of the fetch.
     """
 
-    block: Rows
+    block: DecodedRows
     index: int
     row: int
     stop: int
@@ -73,11 +73,11 @@ class FetchedChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class RowSlice:
     """Rows of one partition for a poll to return: from `start` to before `stop` in a decoded block."""
 
     partition: TopicPartition
-    block: Rows
+    block: DecodedRows
     index: int
     start: int
     stop: int
@@ -86,7 +86,7 @@ class Slice:
         return self.stop - self.start
 
 
-def position_at(block: Rows, index: int, row: int) -> FetchPosition:
+def position_before_row(block: DecodedRows, index: int, row: int) -> FetchPosition:
     """Return the position of a consumer that has read a decoded record set up to before row `row`.
 
     Its leader epoch is -1 in the middle of rows that have different leader epochs.
@@ -111,9 +111,9 @@ class FetchBuffer:
         self._counts: Counter[TopicPartition] = Counter()
         self._voided_seen = -1
         self.records = self.nbytes = 0
-        self._chunks_of: Counter[Rows] = Counter()
+        self._chunks_of: Counter[DecodedRows] = Counter()
 
-    def add(self, partition: TopicPartition, block: Rows, index: int, position_version: int) -> None:
+    def add(self, partition: TopicPartition, block: DecodedRows, index: int, position_version: int) -> None:
         """Buffer the rows of one record set of a decoded block."""
         rows = block.ranges[index]
         queue = self._queues.get(partition)
@@ -129,7 +129,7 @@ class FetchBuffer:
         if state is None or state.position_version != position_version:
             self._voided_seen = -1
 
-    def take_records(self, limit: int | None, *, proportional: bool = False) -> list[Slice]:
+    def take_records(self, limit: int | None, *, proportional: bool = False) -> list[RowSlice]:
         """Remove records from the buffer and return them; the partitions' positions move past them.
 
         Args:
@@ -144,11 +144,11 @@ class FetchBuffer:
             return self._take_shares(limit)
         return list(self._take_greedy(limit))
 
-    def count(self, partition: TopicPartition) -> int:
+    def buffered_records(self, partition: TopicPartition) -> int:
         """Return the number of records kept of one partition."""
         return self._counts[partition]
 
-    def available(self) -> int:
+    def unpaused_records(self) -> int:
         """Return the number of records kept of partitions that are not paused."""
         self.drop_invalid_records()
         return self.records - sum(self._counts[partition] for partition in self._partitions.paused)
@@ -182,7 +182,7 @@ class FetchBuffer:
         state = self._partitions.get(partition)
         return state if state is not None and not state.paused and self._queues[partition] else None
 
-    def _take_greedy(self, limit: int) -> Iterator[Slice]:
+    def _take_greedy(self, limit: int) -> Iterator[RowSlice]:
         left, waiting = limit, 0
         while left > 0 and self._rotation and waiting < len(self._rotation):
             partition = self._rotation[0]
@@ -197,8 +197,8 @@ class FetchBuffer:
                 left -= len(part)
                 yield part
 
-    def _take_shares(self, limit: int) -> list[Slice]:
-        taken: list[Slice] = []
+    def _take_shares(self, limit: int) -> list[RowSlice]:
+        taken: list[RowSlice] = []
         left = limit
         while left > 0:
             ready = [partition for partition in self._rotation if self._ready(partition) is not None]
@@ -211,7 +211,7 @@ class FetchBuffer:
                 taken += part
         return taken
 
-    def _take_upto(self, partition: TopicPartition, count: int) -> list[Slice]:
+    def _take_upto(self, partition: TopicPartition, count: int) -> list[RowSlice]:
         """Remove rows of one partition from its chunks, and move the partition to the end of the rotation."""
         taken = []
         while count > 0 and partition in self._queues and (state := self._ready(partition)) is not None:
@@ -224,8 +224,8 @@ class FetchBuffer:
             self._rotation.append(partition)
         return taken
 
-    def _take_block(self) -> list[Slice]:
-        block: Rows | None = None
+    def _take_block(self) -> list[RowSlice]:
+        block: DecodedRows | None = None
         taken = []
         for partition in list(self._rotation):
             while partition in self._queues and (state := self._ready(partition)) is not None:
@@ -238,7 +238,7 @@ class FetchBuffer:
                     taken.append(part)
         return taken
 
-    def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> Slice:
+    def _cut(self, partition: TopicPartition, state: PartitionState, count: int) -> RowSlice:
         """Take up to `count` rows from a partition's first chunk, and move the position past them.
 
         If the chunk is used up, drop it and move the partition to the end of the rotation.
@@ -248,11 +248,11 @@ class FetchBuffer:
         start, stop = chunk.row, min(chunk.stop, chunk.row + count)
         chunk.row = stop
         self._count(partition, start - stop)
-        state.position = position_at(chunk.block, chunk.index, stop)
+        state.position = position_before_row(chunk.block, chunk.index, stop)
         if stop == chunk.stop:
             self._drop_chunk(partition)
             self._used_up(partition, chunk)
-        return Slice(partition, chunk.block, chunk.index, start, stop)
+        return RowSlice(partition, chunk.block, chunk.index, start, stop)
 
     def _used_up(self, partition: TopicPartition, chunk: FetchedChunk) -> None:
         error = chunk.block.damage_of(chunk.index)

@@ -352,7 +352,7 @@ class Fetcher:
             if request is not None and self.cluster.connections.requests_in_flight(node) is not None:
                 goodbye = self.cluster.send(request, BrokerById(node), timeout_ms=timeout_ms)
                 with contextlib.suppress(KafkaError):
-                    await runtime.within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
+                    await runtime.run_within(goodbye, max(0.0, until_ms - runtime.now_ms), "the end of a fetch session")
 
     def take_error(self) -> KafkaError | None:
         error, self.error = self.error, None
@@ -367,15 +367,15 @@ class Fetcher:
     def kept_records(self, partition: TopicPartition | None = None) -> int:
         """Return the number of records fetched and not yet returned, decoded or not; of one partition or of all."""
         if partition is not None:
-            return self.buffer.count(partition) + self._undecoded[partition]
+            return self.buffer.buffered_records(partition) + self._undecoded[partition]
         return self.buffer.records + self._undecoded_records
 
     def available_records(self) -> int:
         """Return the number of records fetched and not yet returned, of partitions that are not paused."""
         paused = sum(self._undecoded[partition] for partition in self.partitions.paused)
-        return self.buffer.available() + self._undecoded_records - paused
+        return self.buffer.unpaused_records() + self._undecoded_records - paused
 
-    def is_ready(self, partition: TopicPartition) -> bool:
+    def has_ready_response(self, partition: TopicPartition) -> bool:
         """Return whether a response that waits to be decoded has records at a partition's position."""
         return any(
             (given.topic, given.partition) == partition and self._current(given, version)
@@ -695,7 +695,7 @@ class Fetcher:
     def _pump_at(self, when: float) -> None:
         if not self.cluster.runtime.now_ms < self._timer_ms <= when:
             self._timer_ms = when
-            self.cluster.runtime.at(when).on_done(lambda _: self.send_fetches())
+            self.cluster.runtime.promise_at(when).on_done(lambda _: self.send_fetches())
 
 
 def _continues(state: PartitionState, asked: _PartitionFetch) -> bool:

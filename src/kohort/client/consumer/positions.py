@@ -20,7 +20,7 @@ from kohort.client.offsets import (
     OffsetAndMetadata,
     OffsetAndTimestamp,
     committed_offsets_once,
-    gather,
+    gather_results,
     is_retriable,
     list_offsets_once,
 )
@@ -223,7 +223,7 @@ class PositionFinder:
                     failures += 1
                     log.debug("committed or reset positions of partitions could not be looked up, retrying: %s", error)
                     wait = self._cluster.backoff_ms(failures)
-                    await self._cluster.runtime.first(looked, timeout_ms=wait)
+                    await self._cluster.runtime.wait_first(looked, timeout_ms=wait)
                     continue
                 self._error = error
                 self._changed()
@@ -303,11 +303,11 @@ class PositionFinder:
         for part, policy in wanted.items():
             by_leader[self._cluster.metadata.leader(part)][part] = self._time_of(policy)
         leaderless = by_leader.pop(-1, {})
-        await gather(
+        await gather_results(
             [self._cluster.runtime.spawn(self._reset_at(times, asked), "positions") for times in by_leader.values()]
         )
         if leaderless:  # they may not exist: other partitions must not wait for them
-            await self._cluster.runtime.first(self._cluster.request_metadata(), looked)
+            await self._cluster.runtime.wait_first(self._cluster.request_metadata(), looked)
             if any(self._cluster.metadata.leader(part) >= 0 for part in leaderless):
                 return True
             for part in leaderless:

@@ -220,7 +220,7 @@ class RangeReader(LookupMethods, ClosedOnExit):
         deadline = cluster.runtime.now_ms + limit_ms
         doubted_ms: float | None = None
         while True:
-            answer = await cluster.retrying(partial(self._attempt, of, offset), f"fetch of {partition}", limit_ms)
+            answer = await cluster.retry_call(partial(self._attempt, of, offset), f"fetch of {partition}", limit_ms)
             if answer is None:
                 now_ms = cluster.runtime.now_ms
                 doubted_ms = now_ms if doubted_ms is None else doubted_ms

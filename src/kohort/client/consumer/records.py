@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
-from kohort.client.consumer.fetch_buffer import Rows, Slice
+from kohort.client.consumer.fetch_buffer import DecodedRows, RowSlice
 from kohort.columns import Record
 from kohort.ids import TopicPartition
 from kohort.settings.arguments import checks_arguments
@@ -28,7 +28,7 @@ class Records:
 
     def __init__(
         self,
-        slices: Sequence[Slice] = (),
+        slices: Sequence[RowSlice] = (),
         key_deserializer: Callable[[bytes], Any] | None = None,
         value_deserializer: Callable[[bytes], Any] | None = None,
     ) -> None:
@@ -88,7 +88,7 @@ class Records:
         )
         return f"Records({parts})"
 
-    def _iterate(self, part: Slice) -> Iterator[Record]:
+    def _iterate(self, part: RowSlice) -> Iterator[Record]:
         records = part.block.iter_records(part.start, part.stop)
         return records if self._key is None and self._value is None else self._deserialize(records)
 
@@ -117,9 +117,9 @@ def apply_deserializers(
         raise
 
 
-def slices_to_arrow(slices: Sequence[Slice]) -> pa.RecordBatch | None:
+def slices_to_arrow(slices: Sequence[RowSlice]) -> pa.RecordBatch | None:
     """Join all slices into one Arrow batch, without a copy if they are adjacent in one block."""
-    runs: list[tuple[Rows, int, int]] = []
+    runs: list[tuple[DecodedRows, int, int]] = []
     for part in sorted(slices, key=lambda part: part.start) if _one_block(slices) else slices:
         if runs and runs[-1][0] is part.block and runs[-1][2] == part.start:
             runs[-1] = (part.block, runs[-1][1], part.stop)
@@ -134,5 +134,5 @@ def slices_to_arrow(slices: Sequence[Slice]) -> pa.RecordBatch | None:
     return joined
 
 
-def _one_block(slices: Sequence[Slice]) -> bool:
+def _one_block(slices: Sequence[RowSlice]) -> bool:
     return all(part.block is slices[0].block for part in slices)

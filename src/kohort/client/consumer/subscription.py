@@ -166,11 +166,11 @@ class Partitions:
             self.state_of(partition).wanted = True
             self.pause(partition)
 
-    def wanted(self) -> list[TopicPartition]:
+    def revoking_partitions(self) -> list[TopicPartition]:
         """Return the partitions that the group revokes and the application has not released yet."""
         return [partition for partition, state in self._states.items() if state.wanted]
 
-    def withhold(self, topics: Collection[str]) -> None:
+    def withhold_positions_of(self, topics: Collection[str]) -> None:
         """Do not look up positions in these topics, which were recreated, until the group has reassigned them.
 
         All other topics' positions may be looked up again.
@@ -211,7 +211,7 @@ class Partitions:
             self._begin_era(state)
             state.fetch_position = state.position
 
-    def unreadable(self) -> list[tuple[TopicPartition, KafkaError]]:
+    def unreadable_partitions(self) -> list[tuple[TopicPartition, KafkaError]]:
         """Return the partitions that can't be read, and why."""
         if not self._broken:
             return []
@@ -222,7 +222,7 @@ class Partitions:
         self._broken = dict.fromkeys(partition for partition, _ in failures)
         return failures
 
-    def read_again(self, partition: TopicPartition) -> bool:
+    def clear_error(self, partition: TopicPartition) -> bool:
         """Clear the error of a partition after a poll raised it.
 
         Return False if the partition stays unreadable until it has another position.

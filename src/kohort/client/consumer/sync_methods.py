@@ -90,7 +90,7 @@ class NonWaitingMethods(NotPicklable):
 
     def wanted(self) -> set[TopicPartition]:
         """Return the revoked partitions that a `HoldingListener` has not released; part of `assignment()`."""
-        return self._query(lambda core: set(core.partitions.wanted()))
+        return self._query(lambda core: set(core.partitions.revoking_partitions()))
 
     def positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the next offset of every partition whose position is known, without looking others up."""

@@ -97,9 +97,9 @@ class ClassicProtocol:
         """Return the subscribed topics, as far as they are in the metadata."""
         if self._subscription is None:
             return ()
-        return self._subscription.resolve(self._cluster.metadata, self._config.exclude_internal_topics)
+        return self._subscription.matching_topics(self._cluster.metadata, self._config.exclude_internal_topics)
 
-    def unsubscribed(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
+    def unsubscribed_partitions(self, held: Iterable[TopicPartition]) -> list[TopicPartition]:
         """Return the held partitions whose topic is no longer subscribed."""
         topics = set(self.topics())
         return [part for part in held if part.topic not in topics]
@@ -249,18 +249,18 @@ class ClassicProtocol:
             return
         self._batching = True
         runtime = self._cluster.runtime
-        runtime.at(runtime.now_ms + wait_ms).on_done(end_collection_delay)
+        runtime.promise_at(runtime.now_ms + wait_ms).on_done(end_collection_delay)
 
     def _want(self) -> None:
         if self._subscription is None:
             return
         if self._subscription.pattern is not None:
-            self._cluster.want_topics(self._owner, None)
+            self._cluster.set_wanted_topics(self._owner, None)
         else:
             mine, watched = self._subscription.topics, self._watched or frozenset()
             # Other members' patterns may have matched a topic. The leader must not bring it back when it is deleted.
             self._cluster.never_created = watched.difference(mine)
-            self._cluster.want_topics(self._owner, watched.union(mine))
+            self._cluster.set_wanted_topics(self._owner, watched.union(mine))
 
 
 def _member_subscription(member: JoinGroupResponse.JoinGroupResponseMember) -> MemberSubscription:
@@ -411,7 +411,7 @@ class ClassicMembership(Membership):
         if self._fenced is not None:
             await self._lose(self._fenced)
         held = self.assignment.partitions
-        given_up = held if self.protocol.eager else self.protocol.unsubscribed(held)
+        given_up = held if self.protocol.eager else self.protocol.unsubscribed_partitions(held)
         if given_up and self.is_joined:
             await self._revoke(given_up)
             if self._fenced is not None:
@@ -430,7 +430,7 @@ class ClassicMembership(Membership):
                 await self._leave_quietly(reason)
                 self._fence(ErrorCode.UNKNOWN_MEMBER_ID, reason)
                 return
-            await self.cluster.runtime.first(self._moved, timeout_ms=left_ms)
+            await self.cluster.runtime.wait_first(self._moved, timeout_ms=left_ms)
 
     def _release_time_left(self) -> tuple[float, str]:
         """Return the time left to release the revocation, in ms, and the reason to leave the group after it."""
@@ -530,7 +530,7 @@ class ClassicMembership(Membership):
         asking = self.cluster.runtime.spawn(self._ask_coordinator(request, timeout_ms), "join or sync")
         asking.mark_handled()
         try:
-            if await self.cluster.runtime.first(asking, self._superseded) is not asking:
+            if await self.cluster.runtime.wait_first(asking, self._superseded) is not asking:
                 raise RetriableError("the group has another coordinator by now", ErrorCode.NOT_COORDINATOR)
             return asking.result()
         finally:
@@ -569,7 +569,7 @@ class ClassicMembership(Membership):
                 await self._poll_overdue()
                 return
             moved = self._moved
-            await runtime.first(moved, timeout_ms=wait)
+            await runtime.wait_first(moved, timeout_ms=wait)
 
     async def _after(self, again: _Rejoin) -> None:
         if again.reset:
@@ -606,13 +606,13 @@ class ClassicMembership(Membership):
 
     async def _beat_on(self) -> None:
         runtime, config = self.cluster.runtime, self.config
-        due = runtime.now_ms + self._lease.beat_ms(config.heartbeat_interval_ms)
+        due = runtime.now_ms + self._lease.heartbeat_interval_ms(config.heartbeat_interval_ms)
         while True:
             until = min(due, self._session_end_ms) if self.assignment.partitions else due
-            if await runtime.first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
+            if await runtime.wait_first(self._beat_now, timeout_ms=max(0.0, until - runtime.now_ms)) is not None:
                 self._beat_now = Promise()
             sent, sent_elapsed = runtime.now_ms, runtime.clock_with_sleep_ms()
-            due = sent + self._lease.beat_ms(config.heartbeat_interval_ms)
+            due = sent + self._lease.heartbeat_interval_ms(config.heartbeat_interval_ms)
             session_left = self._session_left_ms()
             if self._syncing or self.state is MemberState.JOINING:
                 if session_left <= 0 and self.assignment.partitions:
@@ -685,9 +685,9 @@ class ClassicMembership(Membership):
             member_id=self._member_id,
             group_instance_id=self.config.group_instance_id,
         )
-        asking = self._ask_coordinator(request, self._lease.answer_ms(timeout_ms), channel)
+        asking = self._ask_coordinator(request, self._lease.response_timeout_ms(timeout_ms), channel)
         # The connection is made first, which may take the same time again.
-        answer = await self.cluster.runtime.within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
+        answer = await self.cluster.runtime.run_within(asking, timeout_ms, f"heartbeat of group {self.group!r}")
         code = ErrorCode.of(answer.error_code)
         if code in LOST_COORDINATOR:
             self.cluster.forget_coordinator(self._coordinator)

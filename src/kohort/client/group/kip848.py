@@ -168,7 +168,7 @@ class ConsumerMembership(Membership):
             self._beat_if_due()
             self._reconcile()
             if self._fenced is None and not self._may_beat_now():
-                await runtime.first(self._moved, timeout_ms=self._quiet_ms())
+                await runtime.wait_first(self._moved, timeout_ms=self._quiet_ms())
 
     def _may_beat_now(self) -> bool:
         """Return whether a heartbeat is due, and none is in flight."""
@@ -179,7 +179,7 @@ class ConsumerMembership(Membership):
     def _beat_if_due(self) -> None:
         if self._may_beat_now():
             self._urgent = self._hurried = False
-            self._pause_ms = self._lease.beat_ms(self._interval_ms)
+            self._pause_ms = self._lease.heartbeat_interval_ms(self._interval_ms)
             self._due_ms = self.cluster.runtime.now_ms + self._pause_ms
             self._beating = self.cluster.spawn_essential_task(self._beat(), f"heartbeat of {self.group}")
         elif self._urgent and not self._hurried:
@@ -222,7 +222,9 @@ class ConsumerMembership(Membership):
         news = facts.fields_changed_since(self._sent_fields)
         self._sent_fields = facts
         sent, sent_elapsed = runtime.now_ms, runtime.clock_with_sleep_ms()
-        limit = self._lease.answer_ms(min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2)))
+        limit = self._lease.response_timeout_ms(
+            min(self.config.request_timeout_ms, max(HELD_MS, self._interval_ms * 2))
+        )
         try:
             answer = await self._ask_coordinator(self._request(news), limit)
         except RetriableError as error:
@@ -272,7 +274,7 @@ class ConsumerMembership(Membership):
     def _take_in(self, answer: ConsumerGroupHeartbeatResponse) -> None:
         if answer.heartbeat_interval_ms > 0:
             self._interval_ms = answer.heartbeat_interval_ms
-            before, self._pause_ms = self._pause_ms, self._lease.beat_ms(self._interval_ms)
+            before, self._pause_ms = self._pause_ms, self._lease.heartbeat_interval_ms(self._interval_ms)
             self._due_ms += self._pause_ms - before
         if answer.member_id:
             self._member_id = answer.member_id
@@ -415,7 +417,9 @@ class ConsumerMembership(Membership):
 
     def _want_topics(self) -> None:
         if self._subscription is not None:
-            self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
+            self.cluster.set_wanted_topics(
+                self, self._subscription.topics if self._subscription.pattern is None else None
+            )
 
     def _stop_tasks(self) -> None:
         if self._beating is not None:

@@ -214,7 +214,7 @@ class GroupMember(LookupMethods, ClosedOnExit):
         """Leave the group at once, within the time limit, and close. Does nothing the second time."""
         if self._client.closed:
             return
-        until_s = self._client.until_s(timeout_ms)
+        until_s = self._client.deadline_s(timeout_ms)
         try:
             with contextlib.suppress(KafkaError):
                 self._client.call(self._membership.leave("the application closed the member", timeout_ms))

@@ -39,7 +39,7 @@ from kohort.client.settings import ConsumerConfig
 from kohort.errors import CommitFailedError, ErrorCode, FencedError, InvalidInputError, KafkaError, RetriableError
 from kohort.ids import TopicPartition
 from kohort.io.log_throttle import FailureThrottle
-from kohort.io.processes import CLOCK_MARGIN, answer_ms, beat_ms, ownership_ms
+from kohort.io.processes import CLOCK_MARGIN, lease_heartbeat_ms, lease_response_timeout_ms, ownership_ms
 from kohort.wire.message import Message, RequestMessage
 
 
@@ -59,7 +59,7 @@ class Lease:
         self.length_ms = length_ms
         self.heard_ms = float("-inf")
 
-    def record_answer(self, length_ms: int | None) -> None:
+    def adopt_length(self, length_ms: int | None) -> None:
         """Adopt the lease's length that a broker offered; None: no offer, nothing changes.
 
         The shorter of two lengths counts, since the coordinator may measure the lease by it.
@@ -80,13 +80,13 @@ class Lease:
         """Return whether the lease is not over at `now_ms`, so that the member owns its assignment."""
         return self.length_ms is None or now_ms < self.end_ms
 
-    def beat_ms(self, interval_ms: float) -> float:
+    def heartbeat_interval_ms(self, interval_ms: float) -> float:
         """Return the time between heartbeats, in ms: `interval_ms`, or less for two of them within the lease."""
-        return interval_ms if self.length_ms is None else min(interval_ms, beat_ms(self.length_ms))
+        return interval_ms if self.length_ms is None else min(interval_ms, lease_heartbeat_ms(self.length_ms))
 
-    def answer_ms(self, limit_ms: float) -> float:
+    def response_timeout_ms(self, limit_ms: float) -> float:
         """Return the time limit for a heartbeat's response, in ms: `limit_ms`, or at most half the lease."""
-        return limit_ms if self.length_ms is None else min(limit_ms, answer_ms(self.length_ms))
+        return limit_ms if self.length_ms is None else min(limit_ms, lease_response_timeout_ms(self.length_ms))
 
 
 # -- A member's subscription: topics or a pattern
@@ -123,7 +123,7 @@ class Subscription:
             except re.error as error:
                 raise InvalidInputError(f"pattern {self.pattern!r}: {error}") from None
 
-    def resolve(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
+    def matching_topics(self, metadata: Metadata, exclude_internal: bool) -> tuple[str, ...]:
         """Return the names of the subscribed topics, sorted: those given, or those in the metadata that match.
 
         A pattern matches no topic that the metadata has only as missing, because it was asked for.
@@ -302,7 +302,7 @@ class Membership(ABC):
         """Return the subscribed topics, as far as they are in the metadata."""
         if self._subscription is None:
             return ()
-        return self._subscription.resolve(self.cluster.metadata, self.config.exclude_internal_topics)
+        return self._subscription.matching_topics(self.cluster.metadata, self.config.exclude_internal_topics)
 
     def set_positions_to_report(self, positions: Mapping[TopicPartition, int]) -> None:
         """Set the positions of processed records, for a protocol that carries positions."""
@@ -402,7 +402,7 @@ class Membership(ABC):
         runtime = self.cluster.runtime
         until_ms = runtime.now_ms + timeout_ms
         while self._generation == who.generation and self._fenced is None and runtime.now_ms < until_ms:
-            await runtime.first(self._moved, timeout_ms=until_ms - runtime.now_ms)
+            await runtime.wait_first(self._moved, timeout_ms=until_ms - runtime.now_ms)
         same_member = self._member_id == who.member_id and self._fenced is None
         has_risen = same_member and self._generation > who.generation
         return has_risen and all(
@@ -435,7 +435,7 @@ class Membership(ABC):
     async def _leave_quietly(self, reason: str, timeout_ms: float = LEAVE_MS) -> None:
         """Send the leave request. If it fails, the session timeout ends the membership."""
         try:
-            await self.cluster.runtime.within(self._send_leave(reason), timeout_ms, "leave")
+            await self.cluster.runtime.run_within(self._send_leave(reason), timeout_ms, "leave")
         except KafkaError as error:
             log.debug(
                 "[group %s] leave request failed, so the session timeout ends the membership: %s", self.group, error
@@ -547,7 +547,7 @@ class Membership(ABC):
     @property
     def _lease(self) -> Lease:
         """Return this member's lease, after taking over the length that the broker grants now."""
-        self._kept.record_answer(self.cluster.connections.lease_ms)
+        self._kept.adopt_length(self.cluster.connections.lease_ms)
         return self._kept
 
     def _renew(self, sent_ms: float) -> None:

@@ -51,7 +51,7 @@ from kohort.wire.push import (
     decode_coordinator_request,
     encode_ping_response,
     format_topic_count,
-    partition_of,
+    topic_partition_of,
 )
 from kohort.wire.schema import WireError
 
@@ -91,7 +91,7 @@ class PushCoordinator:
         link = await self._claim_connection(node, address)
         sent_ms = now()
         link.send(registration.encode_frame())
-        frame = await link.next(self._cluster.runtime, self._answer_limit_ms(1))
+        frame = await link.wait_next_frame(self._cluster.runtime, self._answer_limit_ms(1))
         if frame is None:
             why = link.ended or "no answer to the registration"
             link.close(why)
@@ -149,7 +149,7 @@ class PushCoordinator:
         self._reached = True
         try:
             link.send(ClusterMetadataRequest(self._group).encode_frame())
-            frame = await link.next(self._cluster.runtime, self._answer_limit_ms(CONSULT_SHARE))
+            frame = await link.wait_next_frame(self._cluster.runtime, self._answer_limit_ms(CONSULT_SHARE))
             if frame is None:
                 self._no_answer(link, address)
             assert frame is not None
@@ -287,7 +287,7 @@ class PushMembership(Membership):
             elif runtime.now_ms >= self._unanswered_ms() and self._probing is None and not self._stopping:
                 probe = self._probe(self._link)
                 self._probing = self.cluster.spawn_essential_task(probe, f"silence of {self.group}'s coordinator")
-            await runtime.first(self._moved, timeout_ms=self._quiet_ms())
+            await runtime.wait_first(self._moved, timeout_ms=self._quiet_ms())
 
     def _quiet_ms(self) -> float | None:
         """Return the ms to the next deadline: a silent coordinator, the lease's end, an overdue poll; None: none."""
@@ -449,7 +449,9 @@ class PushMembership(Membership):
         self._registry.update({part: offset for part, offset in positions.items() if part in self._registry})
 
     def _is_another_map(self, asked: CoordinatorRequest) -> bool:
-        return self._started and {partition_of(partition) for partition in asked.partitions} != self._registry.keys()
+        return (
+            self._started and {topic_partition_of(partition) for partition in asked.partitions} != self._registry.keys()
+        )
 
     def _start(self, asked: CoordinatorRequest) -> ErrorCode:
         """Adopt the assignment of the coordinator's Start request, and return the error code of the answer.
@@ -467,8 +469,8 @@ class PushMembership(Membership):
         if self._started and (self.assignment.partitions or self.revocation is not None or not self._registry):
             self._resume = self.revocation is not None
             return ErrorCode.NONE
-        self._registry = {partition_of(partition): partition.offset for partition in asked.partitions}
-        self._leaders = {partition_of(partition): partition.leader for partition in asked.partitions}
+        self._registry = {topic_partition_of(partition): partition.offset for partition in asked.partitions}
+        self._leaders = {topic_partition_of(partition): partition.leader for partition in asked.partitions}
         self._started = True
         self._starts_seen += 1
         self._generation = self._starts_seen
@@ -522,7 +524,9 @@ class PushMembership(Membership):
 
     def _want_topics(self) -> None:
         if self._subscription is not None:
-            self.cluster.want_topics(self, self._subscription.topics if self._subscription.pattern is None else None)
+            self.cluster.set_wanted_topics(
+                self, self._subscription.topics if self._subscription.pattern is None else None
+            )
 
     def _stop_tasks(self) -> None:
         self._unlink("this member stops")

@@ -151,7 +151,7 @@ class AsyncClient:
     def raise_failure(self) -> None:
         """Raise ClientClosedError if an unexpected error has ended the client, and not `close`."""
         if self.failed:
-            self.check()
+            self.raise_if_closed()
 
     def check(self) -> None:
         """Raise ClientClosedError when the client is closed."""
@@ -308,19 +308,22 @@ class AsyncClient:
             if command.link not in self._channels:  # the peer has closed it meanwhile
                 return
             process = identity_for_peer(transport.get_extra_info("socket"))
-            if not self.cluster.connections.opened(command.link, mechanism, process) and command.link in self._channels:
+            if (
+                not self.cluster.connections.on_link_opened(command.link, mechanism, process)
+                and command.link in self._channels
+            ):
                 self._channels.pop(command.link).close()
         finally:
             self._connecting.pop(command.link, None)
             self.wake()
 
-    def received(self, link: int, frame: memoryview) -> None:
-        self.cluster.connections.received(link, frame)
+    def on_frame_received(self, link: int, frame: memoryview) -> None:
+        self.cluster.connections.on_frame_received(link, frame)
         self.wake()
 
-    def lost(self, link: int, reason: TlsError | str) -> None:
+    def on_link_lost(self, link: int, reason: TlsError | str) -> None:
         if self._channels.pop(link, None) is not None:
-            self.cluster.connections.closed(link, reason)
+            self.cluster.connections.on_link_closed(link, reason)
             self.wake()
 
 
@@ -337,14 +340,14 @@ class _Channel(asyncio.BufferedProtocol):
         self._transport = transport  # type: ignore[assignment]
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.target()
+        return self._reader.receive_buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            for frame in self._reader.filled(nbytes):
-                self._client.received(self._link, frame)
+            for frame in self._reader.complete_frames(nbytes):
+                self._client.on_frame_received(self._link, frame)
         except KafkaError as error:
-            self._client.lost(self._link, error if isinstance(error, TlsError) else str(error))
+            self._client.on_link_lost(self._link, error if isinstance(error, TlsError) else str(error))
             self.close()
         except Exception as error:  # noqa: BLE001 - every call raises it
             self._client.end_client_by_fault(error)
@@ -359,7 +362,7 @@ class _Channel(asyncio.BufferedProtocol):
             else certificate_refusal(error) or socket_error_text(error)
         )
         try:
-            self._client.lost(self._link, reason)
+            self._client.on_link_lost(self._link, reason)
         except Exception as fault:  # noqa: BLE001 - every call raises it
             self._client.end_client_by_fault(fault)
 

@@ -71,7 +71,7 @@ class BufferPool:
 class FrameReader:
     """Splitter of a socket's bytes into frames; large frames are received straight into their own buffer.
 
-    Receive into `target()`, then report the count with `filled(n)`, which yields the frames that are complete.
+    Receive into `receive_buffer()`, then report the count with `filled(n)`, which yields the frames that are complete.
     """
 
     def __init__(self, pool: BufferPool, limit: int) -> None:
@@ -84,15 +84,15 @@ class FrameReader:
         self._have = 0
 
     @property
-    def large(self) -> bool:
+    def is_large_frame(self) -> bool:
         """Return whether a large frame is being received into its own buffer."""
         return self._body is not None
 
-    def target(self) -> memoryview:
+    def receive_buffer(self) -> memoryview:
         return self._scratch[self._held :] if self._body is None else self._body[self._have :]
 
-    def filled(self, count: int) -> Iterator[memoryview]:
-        """Process `count` bytes that were received into `target()`; yield the frames that are complete now.
+    def complete_frames(self, count: int) -> Iterator[memoryview]:
+        """Process `count` bytes that were received into `receive_buffer()`; yield the frames that are complete now.
 
         Raises:
             CorruptDataError: A frame is longer than the limit or has a negative length.

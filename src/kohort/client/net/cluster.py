@@ -6,7 +6,7 @@ producer, admin) is written as coroutines over a `Cluster`:
     async def delete_groups(cluster: Cluster, groups: list[str]) -> ...:
         async def attempt() -> ...:
             answer = await cluster.send(DeleteGroupsRequest(groups_names=groups), Coordinator(groups[0]))
-            ...raise error_for(code, text) for what went wrong: retriable ones are tried again by `retrying`
+            ...raise error_for(code, text) for what went wrong: retriable ones are tried again by `retry_call`
         return await cluster.retrying(attempt, "delete groups")
 
 and called from outside through a driver, which steps the runtime and owns the sockets:
@@ -102,7 +102,7 @@ now. Longer than the backoff after a refused connection."""
 
 def group_uses_kohort_coordinators(group: str, cluster_id: str | None) -> bool:
     """Return whether a client in this process has found this group at kohort's coordinators, not at Kafka's brokers."""
-    return any(coordinators.serves_group_apart(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
+    return any(coordinators.is_served_by_kohort(group, cluster_id) for coordinators in list(_OF_THIS_PROCESS))
 
 
 def check_brokers_coordinate_groups(cluster: ClusterAccess) -> None:
@@ -178,7 +178,7 @@ class Coordinators:
         self._lookups: dict[Coordinator, Task[int]] = {}
         _OF_THIS_PROCESS.add(self)
 
-    def serves_group_apart(self, group: str, cluster_id: str | None) -> bool:
+    def is_served_by_kohort(self, group: str, cluster_id: str | None) -> bool:
         """Return whether one of kohort's coordinators over Kafka is known to serve this group of this cluster."""
         known = self._cluster.connections.apart and Coordinator(group, GROUP) in self._found
         return known and cluster_id is not None and self._cluster.metadata.cluster_id == cluster_id
@@ -200,7 +200,7 @@ class Coordinators:
         task = self._lookups.get(to)
         if task is None or task.done:
             task = self._lookups[to] = runtime.spawn(self._look_up(to), f"coordinator of {to.key}")
-        if await runtime.first(task, timeout_ms=timeout_ms) is None:
+        if await runtime.wait_first(task, timeout_ms=timeout_ms) is None:
             reason = self._cluster.unreachable_text() or "it was not named in time"
             raise TimedOutError(f"no coordinator of {to.key!r} within {timeout_ms:.0f} ms: {reason}")
         return task.result()
@@ -411,19 +411,21 @@ class Cluster:
             leaving()
         return await self.connections.request(link, body, version, limit)
 
-    async def post(self, message: RequestMessage[R] | Between[R], to: Target, *, channel: str = "main") -> None:
+    async def send_without_response(
+        self, message: RequestMessage[R] | Between[R], to: Target, *, channel: str = "main"
+    ) -> None:
         """Send a request that gets no response: Produce with acks=0."""
         limit = self.config.request_timeout_ms
         link = await self._connection_to(to, channel, limit)
         body, version = choose_request_version(link, message if isinstance(message, Between) else Between(message))
-        self.connections.post(link, body, version)
+        self.connections.send_without_response(link, body, version)
 
     def backoff_ms(self, failures: int, growth: float = 2.0) -> float:
         """Return the wait in ms after this many failures in a row: retry.backoff.ms to retry.backoff.max.ms."""
         config = self.config
         return self.connections.backoff_ms(failures, config.retry_backoff_ms, config.retry_backoff_max_ms, growth)
 
-    async def retrying(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
+    async def retry_call(self, attempt: Callable[[], Awaitable[T]], what: str, timeout_ms: float | None = None) -> T:
         """Await `attempt()` again after each retriable error, with backoff, until the time is over.
 
         Args:
@@ -442,7 +444,7 @@ class Cluster:
         while True:
             left = deadline - self.runtime.now_ms
             try:
-                return await self.runtime.within(_awaited(attempt), left, what)
+                return await self.runtime.run_within(_awaited(attempt), left, what)
             except KafkaError as error:
                 again = isinstance(error, RetriableError) or error.code.retriable
                 if self.closed or not again or isinstance(error, CorruptDataError):  # a damaged file does not heal
@@ -458,7 +460,7 @@ class Cluster:
 
     # Metadata.
 
-    def want_topics(self, owner: object, topics: Iterable[str] | None) -> None:
+    def set_wanted_topics(self, owner: object, topics: Iterable[str] | None) -> None:
         """Set the topics whose metadata `owner` needs (None: all); refresh if one is not in the metadata."""
         wanted = None if topics is None else frozenset(topics)
         before = self._interests.get(owner, frozenset())
@@ -496,7 +498,7 @@ class Cluster:
         """
         limit = self.config.default_api_timeout_ms if timeout_ms is None else timeout_ms
         promise = self.request_metadata()
-        if await self.runtime.first(promise, timeout_ms=limit) is None:
+        if await self.runtime.wait_first(promise, timeout_ms=limit) is None:
             raise TimedOutError(f"no metadata within {limit:.0f} ms: {self.unreachable_text() or 'no broker answered'}")
         promise.result()
         return self.metadata
@@ -515,7 +517,7 @@ class Cluster:
             infos = self.metadata.topics
             return dict(infos) if names is None else {name: infos[name] for name in names if name in infos}
 
-        return await self.retrying(describe_topics_once, "metadata", timeout_ms)
+        return await self.retry_call(describe_topics_once, "metadata", timeout_ms)
 
     async def request_brokers_once(self) -> None:
         """Ask for the list of brokers, once, and merge the response.
@@ -564,7 +566,7 @@ class Cluster:
                     raise error_for(code, f"no leader of {partition} is known")
             return node
 
-        return await self.retrying(find_leader_once, f"leader of {partition}", timeout_ms)
+        return await self.retry_call(find_leader_once, f"leader of {partition}", timeout_ms)
 
     # Coordinators.
 

@@ -2,9 +2,9 @@
 
 A `BrokerConnection` (a *link* for short) is one connection to one broker. `BrokerConnections` opens them on demand,
 negotiates versions, authenticates, matches responses to requests and enforces timeouts. The driver carries out the
-commands that `take_commands` returns, and reports back with `opened`, `received` and `closed`. Each broker has one
-connection for each *channel*. Brokers answer the requests of a connection in order, so a heartbeat must not share a
-connection with a fetch that waits for data.
+commands that `take_commands` returns, and reports back with `on_link_opened`, `on_frame_received` and
+`on_link_closed`. Each broker has one connection for each *channel*. Brokers answer the requests of a connection in
+order, so a heartbeat must not share a connection with a fetch that waits for data.
 
 A link's states, and what each event does:
 
@@ -89,11 +89,11 @@ class RawConnection:
         """Remove the oldest received frame from the queue, and return it; None if there is none."""
         return self._frames.popleft() if self._frames else None
 
-    async def next(self, runtime: Runtime, timeout_ms: float) -> memoryview | None:
+    async def wait_next_frame(self, runtime: Runtime, timeout_ms: float) -> memoryview | None:
         """Wait for the next frame; return None when the time is over or the link has ended."""
         until_ms = runtime.now_ms + timeout_ms
         while not self._frames and self.ended is None and runtime.now_ms < until_ms:
-            await runtime.first(self._news, timeout_ms=until_ms - runtime.now_ms)
+            await runtime.wait_first(self._news, timeout_ms=until_ms - runtime.now_ms)
         return self.next_frame()
 
     def close(self, why: str) -> None:
@@ -157,7 +157,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class OpenConnection:
-    """Command: connect (and do the TLS handshake where the configuration says so), then call `opened` or `closed`.
+    """Command: connect, with TLS where the configuration says so, then call `on_link_opened` or `on_link_closed`.
 
     Attributes:
         plain: without TLS, whatever the configuration says.
@@ -288,7 +288,7 @@ class BrokerConnections:
         commands, self._commands = self._commands, []
         return commands
 
-    def opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
+    def on_link_opened(self, link_id: int, mechanism: SaslMechanism | None = None, process: str = "") -> bool:
         """Begin the handshake on a new connection; return False if its link was closed meanwhile: the driver closes it.
 
         Args:
@@ -304,7 +304,7 @@ class BrokerConnections:
         self.runtime.spawn(self._handshake(link, mechanism), f"handshake with {link.address}")
         return True
 
-    def received(self, link_id: int, frame: memoryview) -> None:
+    def on_frame_received(self, link_id: int, frame: memoryview) -> None:
         """Handle one complete response, without its length prefix. The buffer belongs to the core from now on."""
         link = self._links.get(link_id)
         if link is None:
@@ -318,16 +318,16 @@ class BrokerConnections:
             self._reachability.log_connected(link.address)
         if link.claimed is not None:
             if not link.claimed.receive_frame(frame):
-                self.fail(link, "the broker asks more than it was answered")
+                self.close_failed(link, "the broker asks more than it was answered")
             return
         if not link.in_flight:
-            self.fail(link, "the broker sent something that nobody asked for")
+            self.close_failed(link, "the broker sent something that nobody asked for")
             return
         flight = link.in_flight.popleft()
         correlation_id = int.from_bytes(frame[:4], "big", signed=True)
         if correlation_id != flight.correlation_id:
             flight.promise.fail(ConnectionFailed(f"{flight.name}: answers out of order from {link.address}"))
-            self.fail(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
+            self.close_failed(link, f"the broker answered request {correlation_id} in place of {flight.correlation_id}")
             return
         try:
             throttle_ms = flight.read_response(frame)
@@ -336,9 +336,9 @@ class BrokerConnections:
         except Exception as error:  # noqa: BLE001 - the caller that waits for the answer gets any error
             reason = f"unreadable answer to {flight.name}: {logged_kafka_error('decode', error).message}"
             flight.promise.fail(CorruptDataError(f"{link.address}: {reason}"))
-            self.fail(link, reason)
+            self.close_failed(link, reason)
 
-    def closed(self, link_id: int, reason: str | TlsError) -> None:
+    def on_link_closed(self, link_id: int, reason: str | TlsError) -> None:
         """Record that a connection ended or failed: with a reason to log, or with an error that is not retried."""
         if (link := self._links.get(link_id)) is not None:
             self._fail_waiting(link, reason) if isinstance(reason, TlsError) else self._forget_connection(link, reason)
@@ -355,7 +355,7 @@ class BrokerConnections:
         """
         link = self._by_channel.get((node, channel))
         if link is not None and link.address != address:
-            self.fail(link, f"node {node} moved to {address}")
+            self.close_failed(link, f"node {node} moved to {address}")
             link = None
         if link is not None and self.runtime.now_ms >= link.renew_ms:
             link = await self._renewed(link, timeout_ms)
@@ -367,7 +367,7 @@ class BrokerConnections:
             if wait > 0:
                 await self.runtime.sleep(wait)
             link = self._by_channel.get((node, channel)) or self._open(node, address, channel)
-        if not link.ready.done and await self.runtime.first(link.ready, timeout_ms=timeout_ms) is None:
+        if not link.ready.done and await self.runtime.wait_first(link.ready, timeout_ms=timeout_ms) is None:
             raise TimedOutError(f"{address}: no connection within {timeout_ms:.0f} ms")
         link = link.ready.result()
         throttle_ms = link.throttled_until_ms - self.runtime.now_ms
@@ -390,12 +390,12 @@ class BrokerConnections:
         name = framing.APIS[message.API_KEY].name
         flight = InFlightRequest(correlation_id, framing.response_type_of(message), version, promise, deadline, name)
         link.in_flight.append(flight)
-        timer = self.runtime.at(deadline)
+        timer = self.runtime.promise_at(deadline)
         timer.on_done(lambda _: self._expire(link, flight, timeout_ms))
         promise.on_done(lambda _: timer.resolve(None))
         return promise
 
-    def post(self, link: BrokerConnection, message: Message, version: int) -> None:
+    def send_without_response(self, link: BrokerConnection, message: Message, version: int) -> None:
         """Send a request that gets no response.
 
         Raises:
@@ -455,7 +455,7 @@ class BrokerConnections:
             return health.last_error.removeprefix(f"{address}: ")
         return "no answer to the connection attempt yet" if links else ""
 
-    def fail(self, link: BrokerConnection, reason: str) -> None:
+    def close_failed(self, link: BrokerConnection, reason: str) -> None:
         """Close a connection that failed, for example by a timeout; the next one to its node waits for the backoff."""
         if link.state is not ConnectionState.CLOSED:
             self._commands.append(CloseConnection(link.id))
@@ -495,7 +495,7 @@ class BrokerConnections:
         """
         until_ms = self.runtime.now_ms + timeout_ms
         while link.in_flight and self.runtime.now_ms < until_ms:
-            await self.runtime.first(link.in_flight[-1].promise, timeout_ms=until_ms - self.runtime.now_ms)
+            await self.runtime.wait_first(link.in_flight[-1].promise, timeout_ms=until_ms - self.runtime.now_ms)
         if link.in_flight:
             return link
         if link.state is not ConnectionState.CLOSED:
@@ -513,8 +513,9 @@ class BrokerConnections:
         link.plain = address in self.plain
         self._commands.append(OpenConnection(link.id, address, link.plain))
         limit = self.config.socket_connection_setup_timeout_ms
-        timer = self.runtime.at(self.runtime.now_ms + limit)
-        timer.on_done(lambda _: None if link.ready.done else self.fail(link, f"no connection within {limit} ms"))
+        timer = self.runtime.promise_at(self.runtime.now_ms + limit)
+        why = f"no connection within {limit} ms"
+        timer.on_done(lambda _: None if link.ready.done else self.close_failed(link, why))
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
@@ -558,7 +559,7 @@ class BrokerConnections:
             return
         self.mark_unresponsive(link.address)
         flight.promise.fail(TimedOutError(f"{flight.name}: no answer from {link.address} within {timeout_ms:.0f} ms"))
-        self.fail(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
+        self.close_failed(link, f"no answer to {flight.name} within {timeout_ms:.0f} ms")
 
     async def _handshake(self, link: BrokerConnection, mechanism: SaslMechanism | None) -> None:
         timeout_ms = self.config.socket_connection_setup_timeout_ms
@@ -575,9 +576,9 @@ class BrokerConnections:
             self._commands.append(CloseConnection(link.id))
             self._fail_waiting(link, error)
         except KafkaError as error:
-            self.fail(link, str(error))
+            self.close_failed(link, str(error))
         except Exception as error:  # noqa: BLE001 - callers that wait for the connection get any error
-            self.fail(link, str(logged_kafka_error(f"handshake with {link.address}", error)))
+            self.close_failed(link, str(logged_kafka_error(f"handshake with {link.address}", error)))
         else:
             if link.state is ConnectionState.HANDSHAKE:
                 link.state = ConnectionState.READY
@@ -611,13 +612,13 @@ class BrokerConnections:
         version = min(
             SaslAuthenticateRequest.MAX_VERSION, link.versions.get(SaslAuthenticateRequest.API_KEY, (0, 0))[1]
         )
-        token: bytes | None = mechanism.start()
+        token: bytes | None = mechanism.first_message()
         while token is not None:
             reply = await self.request(link, SaslAuthenticateRequest(auth_bytes=token), version, timeout_ms)
             if reply.error_code:
                 reason = reply.error_message or "no reason given"
                 raise SaslError(f"{link.address} refused {mechanism.name} of {mechanism.who}: {reason}")
-            token = mechanism.next(bytes(reply.auth_bytes))
+            token = mechanism.next_message(bytes(reply.auth_bytes))
             if reply.session_lifetime_ms:
                 link.renew_ms = self.runtime.now_ms + reply.session_lifetime_ms * _LOGIN_SHARE
 
@@ -690,22 +691,22 @@ class SocketChannel:
             OSError: The connection has ended.
         """
         for _ in range(_FRAMES_A_TURN):
-            target = self._reader.target()
+            target = self._reader.receive_buffer()
             try:
                 if not self._waits:
                     count = self.sock.recv_into(target)
                 else:
-                    flags = socket.MSG_WAITALL if self._reader.large else socket.MSG_DONTWAIT
+                    flags = socket.MSG_WAITALL if self._reader.is_large_frame else socket.MSG_DONTWAIT
                     count = self.sock.recv_into(target, 0, flags)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 return
             if count == 0:
                 raise ConnectionResetError("the broker closed the connection")
             complete = False
-            for frame in self._reader.filled(count):
+            for frame in self._reader.complete_frames(count):
                 complete = True
                 yield frame
-            if self._waits and count < len(target) and not self._reader.large:
+            if self._waits and count < len(target) and not self._reader.is_large_frame:
                 return
             if complete and not self._decrypted():
                 return

@@ -20,7 +20,7 @@ async def check_reachable(cluster: Cluster, timeout_ms: float) -> None:
     failures = 0
     while (left := deadline - cluster.runtime.now_ms) > 0:
         try:
-            await cluster.runtime.within(_connect_any(cluster, left), left, "connect")
+            await cluster.runtime.run_within(_connect_any(cluster, left), left, "connect")
             return
         except RetriableError:
             failures += 1
@@ -44,7 +44,7 @@ async def _connect_any(cluster: Cluster, limit_ms: float) -> None:
     try:
         left = set(tasks)
         while left:
-            done = await cluster.runtime.first(*left)
+            done = await cluster.runtime.wait_first(*left)
             left = {task for task in left if task is not done}
             if done is not None and done.error is None:
                 return

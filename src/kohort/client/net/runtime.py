@@ -57,7 +57,7 @@ class Awaited(Protocol):
 
     def on_done(self, callback: Callable[[Awaited], None], /) -> None: ...
 
-    def drop(self, callback: Callable[[Awaited], None], /) -> None: ...
+    def remove_callback(self, callback: Callable[[Awaited], None], /) -> None: ...
 
 
 class Steppable(Awaited, Protocol):
@@ -130,7 +130,7 @@ class Promise(Generic[T]):
         else:
             self._callbacks.append(callback)
 
-    def drop(self, callback: Callable[[Promise[T]], None]) -> None:
+    def remove_callback(self, callback: Callable[[Promise[T]], None]) -> None:
         if callback in self._callbacks:
             self._callbacks.remove(callback)
 
@@ -167,7 +167,7 @@ class Task(Promise[T]):
         if self.done:
             return
         if self._waiting is not None:
-            self._waiting.drop(self._wake)
+            self._waiting.remove_callback(self._wake)
             self._waiting = None
         state = inspect.getcoroutinestate(self._coro)
         if state == inspect.CORO_RUNNING:  # it cancels itself: ends at its next await
@@ -205,7 +205,7 @@ class Task(Promise[T]):
 
     def _wake(self, _: Awaited) -> None:
         self._waiting = None
-        self._runtime.ready(self)
+        self._runtime.schedule_task(self)
 
 
 class Runtime:
@@ -236,7 +236,7 @@ class Runtime:
         self._ready.append(task)
         return task
 
-    def ready(self, task: Steppable) -> None:
+    def schedule_task(self, task: Steppable) -> None:
         self._ready.append(task)
 
     def task_failed(self, task: Steppable) -> None:
@@ -246,7 +246,7 @@ class Runtime:
     def cancel_later(self, task: Steppable) -> None:
         self._cancelling.append(task)
 
-    def at(self, when_ms: float) -> Promise[None]:
+    def promise_at(self, when_ms: float) -> Promise[None]:
         """Return a promise that resolves when time reaches `when_ms`."""
         promise: Promise[None] = Promise()
         heapq.heappush(self._timers, (when_ms, next(self._order), promise))
@@ -257,15 +257,15 @@ class Runtime:
         return promise
 
     async def sleep(self, delay_ms: float) -> None:
-        await self.at(self.now_ms + delay_ms)
+        await self.promise_at(self.now_ms + delay_ms)
 
-    async def first(self, *promises: Awaited, timeout_ms: float | None = None) -> Awaited | None:
+    async def wait_first(self, *promises: Awaited, timeout_ms: float | None = None) -> Awaited | None:
         """Return the first of the promises that is done, or None on timeout. Cancels none of them."""
         for promise in promises:
             if promise.done:
                 return promise
         gate: Promise[Awaited | None] = Promise()
-        timer = None if timeout_ms is None else self.at(self.now_ms + timeout_ms)
+        timer = None if timeout_ms is None else self.promise_at(self.now_ms + timeout_ms)
         if timer is not None:
             timer.on_done(lambda _: gate.resolve(None))
         for promise in promises:
@@ -274,15 +274,15 @@ class Runtime:
             return await gate
         finally:
             for promise in promises:
-                promise.drop(gate.resolve)
+                promise.remove_callback(gate.resolve)
             if timer is not None:
                 timer.resolve(None)
 
-    async def within(self, coro: Work[T], timeout_ms: float, what: str) -> T:
+    async def run_within(self, coro: Work[T], timeout_ms: float, what: str) -> T:
         """Return the coroutine's value; after `timeout_ms` cancel it and raise TimedOutError naming `what`."""
         task = self.spawn(coro, what)
         try:
-            if await self.first(task, timeout_ms=timeout_ms) is None:
+            if await self.wait_first(task, timeout_ms=timeout_ms) is None:
                 raise TimedOutError(f"{what}: no answer within {timeout_ms:g} ms")
             return task.result()
         finally:
@@ -295,7 +295,7 @@ class Runtime:
                 task.cancel()
 
     @property
-    def busy(self) -> bool:
+    def has_ready_tasks(self) -> bool:
         """Return whether a task could run now."""
         return bool(self._ready)
 

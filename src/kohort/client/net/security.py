@@ -49,7 +49,9 @@ class TlsError(NotAuthorizedError):
 
 
 class SaslMechanism(ABC):
-    """The client's side of a SASL exchange: `start` gives the first token, `next` the answer to a challenge, or None.
+    """The client's side of a SASL exchange: `first_message` gives the first token.
+
+    `next_message` gives the answer to a challenge, or None.
 
     Attributes:
         name: Kafka's name of the mechanism.
@@ -59,14 +61,14 @@ class SaslMechanism(ABC):
     name: str
     who: str
 
-    def fetch(self) -> None:  # noqa: B027 - most mechanisms need nothing
+    def fetch_credentials(self) -> None:  # noqa: B027 - most mechanisms need nothing
         """Get credentials from the application. May block: drivers call it where nothing else waits."""
 
     @abstractmethod
-    def start(self) -> bytes: ...
+    def first_message(self) -> bytes: ...
 
     @abstractmethod
-    def next(self, answer: bytes) -> bytes | None: ...
+    def next_message(self, answer: bytes) -> bytes | None: ...
 
 
 class Plain(SaslMechanism):
@@ -78,10 +80,10 @@ class Plain(SaslMechanism):
         self.who = f"user {username!r}"
         self._token = f"\0{username}\0{password}".encode()
 
-    def start(self) -> bytes:
+    def first_message(self) -> bytes:
         return self._token
 
-    def next(self, answer: bytes) -> bytes | None:
+    def next_message(self, answer: bytes) -> bytes | None:
         return None
 
 
@@ -100,7 +102,7 @@ class OAuthBearer(SaslMechanism):
         self._token = ""
         self._failure: Exception | None = None
 
-    def fetch(self) -> None:
+    def fetch_credentials(self) -> None:
         try:
             token: object = self._hook()
             if not isinstance(token, str):
@@ -109,14 +111,14 @@ class OAuthBearer(SaslMechanism):
         except Exception as error:  # noqa: BLE001 - the application's code: `start` reports the error
             self._failure = error
 
-    def start(self) -> bytes:
+    def first_message(self) -> bytes:
         if not self._token and self._failure is None:
-            self.fetch()
+            self.fetch_credentials()
         if self._failure is not None:
             raise SaslError(f"{self._setting} failed: {self._failure!r}") from self._failure
         return f"n,,\x01auth=Bearer {self._token}\x01{self._extensions}\x01".encode()
 
-    def next(self, answer: bytes) -> bytes | None:
+    def next_message(self, answer: bytes) -> bytes | None:
         if answer:
             raise SaslError(f"the broker refused the token: {answer.decode(errors='replace')}")
         return None
@@ -136,10 +138,10 @@ class Scram(SaslMechanism):
         self._server_signature = b""
         self._step = 0
 
-    def start(self) -> bytes:
+    def first_message(self) -> bytes:
         return f"n,,{self._first_bare}".encode()
 
-    def next(self, answer: bytes) -> bytes | None:
+    def next_message(self, answer: bytes) -> bytes | None:
         try:
             return self._next(answer)
         except ValueError as error:
@@ -223,7 +225,7 @@ def fetch_sasl_mechanism(config: ConnectionConfig) -> SaslMechanism | None:
     if not config.uses_sasl:
         return None
     mechanism = sasl_mechanism(config)
-    mechanism.fetch()
+    mechanism.fetch_credentials()
     return mechanism
 
 

@@ -103,7 +103,7 @@ class ThreadClient:
         try:
             return _result_of(future, timeout_s)
         except KafkaError as error:
-            raise copy_for_application(error)  # noqa: B904 - a copy of the error
+            raise copy_error_for_application(error)  # noqa: B904 - a copy of the error
         except BaseException:
             future.cancel()
             raise
@@ -127,7 +127,7 @@ class ThreadClient:
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Wait until `ready()` is true, checked under the lock after every step of the core; False on timeout."""
         with self._changed:
-            self.check()
+            self.raise_if_closed()
             in_time = self._changed.wait_for(lambda: self._closed or ready(), timeout_s)
             self.raise_failure()
             return in_time
@@ -136,14 +136,14 @@ class ThreadClient:
         """Make the thread step the core now."""
         with self.lock:
             if self._io is None:
-                self.check()
+                self.raise_if_closed()
                 self._io = _IoThread(self, self._tls)
             self._io.wake()
 
     def wake_if_busy(self) -> None:
         """Wake the thread if a task can run."""
         with self.lock:
-            if self.cluster.runtime.busy:
+            if self.cluster.runtime.has_ready_tasks:
                 self.wake()
 
     def send_now(self) -> None:
@@ -153,7 +153,7 @@ class ThreadClient:
         long as the interpreter's switch interval; the response can be on its way meanwhile.
         """
         with self.lock:
-            if not self.cluster.runtime.busy:
+            if not self.cluster.runtime.has_ready_tasks:
                 return
             with SignalDelay():  # around all of it: a handler's exception is no fault of the client
                 try:
@@ -162,7 +162,7 @@ class ThreadClient:
                     self._fail_calls(failure)
                     if self._io is not None:
                         self._io.wake()
-                    self.check()
+                    self.raise_if_closed()
                 else:
                     if not sent:
                         self.wake()
@@ -210,7 +210,7 @@ class ThreadClient:
             io.thread.join(min(_JOIN_S, max(_JOIN_LEAST_S, left_s)))
 
     @staticmethod
-    def until_s(timeout_ms: float | None) -> float | None:
+    def deadline_s(timeout_ms: float | None) -> float | None:
         """Convert a close's time limit in ms to the time at which it must be over, for `close`."""
         return None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
 
@@ -242,7 +242,7 @@ class ThreadClient:
     def raise_failure(self) -> None:
         """Raise ClientClosedError if an unexpected error has ended the client, and not `close`."""
         if self.failed:
-            self.check()
+            self.raise_if_closed()
 
     def check(self) -> None:
         """Raise ClientClosedError when the client is closed or belongs to another process."""
@@ -332,7 +332,7 @@ def _result_of(future: Future[T], timeout_s: float | None) -> T:
                 raise
 
 
-def copy_for_application(error: KafkaError) -> KafkaError:
+def copy_error_for_application(error: KafkaError) -> KafkaError:
     """Return a copy of an error to raise to the application, and remove the traceback of the original.
 
     The core may keep the original. Its traceback would keep the application's frames alive, and so a consumer that
@@ -481,7 +481,7 @@ class _IoThread:
             try:
                 opening.start()
             except RuntimeError as error:  # no thread is left, or the interpreter shuts down: no reason to end
-                self._cluster.connections.closed(command.link, str(error))
+                self._cluster.connections.on_link_closed(command.link, str(error))
             return
         channel = self._channels.get(command.link)
         if channel is None:
@@ -521,14 +521,16 @@ class _IoThread:
         while self._arrived:
             link, sock, arrived = self._arrived.popleft()
             if sock is None:
-                self._cluster.connections.closed(link, arrived if isinstance(arrived, TlsError) else str(arrived))
+                self._cluster.connections.on_link_closed(
+                    link, arrived if isinstance(arrived, TlsError) else str(arrived)
+                )
                 continue
             channel = SocketChannel(link, sock, FrameReader(self._pool, self._cluster.config.response_max_bytes))
             self._channels[link] = channel
             self._selector.register(sock, selectors.EVENT_READ, channel)
             channel.selector = self._selector
             mechanism = arrived if isinstance(arrived, SaslMechanism) else None
-            if not self._cluster.connections.opened(link, mechanism, identity_for_peer(sock)):
+            if not self._cluster.connections.on_link_opened(link, mechanism, identity_for_peer(sock)):
                 self._drop(channel)
 
     def _serve(self, channel: SocketChannel, mask: int) -> None:
@@ -539,7 +541,7 @@ class _IoThread:
             if mask & selectors.EVENT_READ:
                 for frame in channel.receive():
                     with self._lock:
-                        self._cluster.connections.received(channel.link, frame)
+                        self._cluster.connections.on_frame_received(channel.link, frame)
         except (OSError, KafkaError) as error:
             reason = error if isinstance(error, TlsError) else certificate_refusal(error) or socket_error_text(error)
             with self._lock:
@@ -547,7 +549,7 @@ class _IoThread:
 
     def _lost(self, channel: SocketChannel, reason: TlsError | str) -> None:
         self._drop(channel)
-        self._cluster.connections.closed(channel.link, reason)
+        self._cluster.connections.on_link_closed(channel.link, reason)
 
     def _drop(self, channel: SocketChannel) -> None:
         self._failed_sends.pop(channel.link, None)

@@ -114,14 +114,14 @@ class Accumulator(Appender[Delivery]):
         """Return the maximum size of a batch for this topic, with its header, before compression."""
         return self._limits.get(topic, self._limit)
 
-    def too_large(self, batch: Batch) -> None:
+    def halve_batch_limit(self, batch: Batch) -> None:
         """Halve the batch size limit of a topic, because the broker refused a batch of this size as too large."""
         topic = batch.partition.topic
         self._limits[topic] = max(_BATCH_LEAST, min(self.batch_limit(topic), batch.size // 2))
 
     # Appending.
 
-    def append(
+    def append_record(
         self,
         partition: TopicPartition,
         record: tuple[int, Any, Any, Any],
@@ -220,14 +220,14 @@ class Accumulator(Appender[Delivery]):
         self._kick()
         return batch
 
-    def why_not_done(self, batch: Batch) -> str:
+    def undelivered_reason(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
         reasons: list[str] = []
         with contextlib.suppress(ClientClosedError):
             self._wake(lambda: reasons.append(self.why_not_done_here(batch)))
         return reasons[0] if reasons else "the producer is closed"
 
-    def why_not_done_here(self, batch: Batch) -> str:
+    def undelivered_reason_locked(self, batch: Batch) -> str:
         """Return why a batch is not done yet; call this on the client's thread or loop, or under its lock."""
         metadata = self.cluster.metadata
         with self.lock:
@@ -343,11 +343,11 @@ class Accumulator(Appender[Delivery]):
             left = None if until_ms is None else until_ms - self.runtime.now_ms
             if left is not None and left <= 0:
                 return False
-            await self.runtime.first(progress, timeout_ms=left)
+            await self.runtime.wait_first(progress, timeout_ms=left)
 
     # Completion of batches, for the sender.
 
-    def finish(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
+    def finish_batch(self, batch: Batch, error: KafkaError | None) -> list[Batch]:
         """Mark a batch as delivered (no error) or failed, and release its memory.
 
         Under the lock. The caller notifies, and calls `run_callbacks` on the returned batches.
@@ -361,7 +361,7 @@ class Accumulator(Appender[Delivery]):
         if whole is None and self.config.transactional_id is None:
             self.unseen.add(batch)
         if whole is not None and all(part.done for part in whole.parts):
-            return [batch, *self.finish(whole, None)]
+            return [batch, *self.finish_batch(whole, None)]
         return [batch]
 
     def wake_waiting_callers(self) -> None:
@@ -370,7 +370,7 @@ class Accumulator(Appender[Delivery]):
         with self.lock:
             self.lock.notify_all()
 
-    def fail(self, error: KafkaError) -> list[Batch]:
+    def fail_batches(self, error: KafkaError) -> list[Batch]:
         """Refuse all further records, and fail all batches that are not in flight.
 
         Return the failed batches, whose callbacks the caller must run.
@@ -387,7 +387,7 @@ class Accumulator(Appender[Delivery]):
                 queue.close_open_batch()
                 dropped += queue.waiting
                 queue.waiting.clear()
-            failed = [done for batch in dropped for done in self.finish(batch, error)]
+            failed = [done for batch in dropped for done in self.finish_batch(batch, error)]
         self.wake_waiting_callers()
         return failed
 

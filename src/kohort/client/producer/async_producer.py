@@ -144,7 +144,7 @@ class AsyncProducer(ProducerFacadeMixin):
     async def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
-            return self._core.undelivered() if self._client.failed else None
+            return self._core.unread_failures_error() if self._client.failed else None
         try:
             await self._client.call(self._core.close(timeout_ms))
         except BaseException:  # a cancellation, for one: other tasks may wait for deliveries
@@ -152,7 +152,7 @@ class AsyncProducer(ProducerFacadeMixin):
             raise
         finally:
             await self._client.close()
-        return self._core.undelivered()
+        return self._core.unread_failures_error()
 
     async def __aenter__(self) -> Self:
         return self
@@ -171,7 +171,7 @@ class AsyncProducer(ProducerFacadeMixin):
 
     async def _retry_until_done(self, reason: WouldBlock[T]) -> T:
         """Wait for memory or metadata, and retry the call, until it succeeds."""
-        until_ms = self._core.limit_ms()
+        until_ms = self._core.send_deadline_ms()
         while True:
             await self._client.call(reason.wait(until_ms))
             try:
@@ -179,7 +179,7 @@ class AsyncProducer(ProducerFacadeMixin):
             except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
-                    until_ms = self._core.limit_ms()
+                    until_ms = self._core.send_deadline_ms()
 
 
 class _NeverWait(threading.Condition):

@@ -48,7 +48,7 @@ class BatchOwner(Protocol):
     unseen: UnseenFailures
     """Failed records whose error the application has not read."""
 
-    def why_not_done(self, batch: Batch) -> str:
+    def undelivered_reason(self, batch: Batch) -> str:
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
 
 
@@ -240,7 +240,7 @@ class Delivery(DeliveryPlace):
             with lock:
                 in_time = lock.wait_for(lambda: batch.done, _seconds(timeout_ms))
             if not in_time:
-                why = batch.owner.why_not_done(batch)
+                why = batch.owner.undelivered_reason(batch)
                 raise TimedOutError(f"{batch.partition}: not delivered yet after {timeout_ms or 0:g} ms: {why}")
         if batch.unseen:
             with batch.owner.lock:
@@ -287,7 +287,7 @@ class TableDelivery:
                 late = next((batch for batch in self._batches if not batch.done), None)
             if late is not None:
                 text = f"{late.partition}: not all rows are delivered yet after {timeout_ms or 0:g} ms"
-                raise TimedOutError(f"{text}: {owner.why_not_done(late)}")
+                raise TimedOutError(f"{text}: {owner.undelivered_reason(late)}")
         for batch in self._batches:
             if batch.unseen:
                 with batch.owner.lock:

@@ -147,18 +147,18 @@ class ProducerCore:
             size += len(key) if type(key) is bytes else content_bytes(key, "key")
         if headers:
             if type(headers) is not list and type(headers) is not tuple:
-                headers = SEND.take("headers", headers)
+                headers = SEND.check_argument("headers", headers)
             size += _headers_size(headers)
         if partition is not None and type(partition) is not int:
-            partition = SEND.take("partition", partition)
+            partition = SEND.check_argument("partition", partition)
         if not (on_delivery is None or callable(on_delivery)):
-            SEND.take("on_delivery", on_delivery)  # type: ignore[unreachable]
+            SEND.check_argument("on_delivery", on_delivery)  # type: ignore[unreachable]
         if size > self._largest:
             self._too_large(size)
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
         elif type(timestamp_ms) is not int or not 0 <= timestamp_ms < 1 << 63:
-            timestamp_ms = SEND.take("timestamp_ms", timestamp_ms)
+            timestamp_ms = SEND.check_argument("timestamp_ms", timestamp_ms)
         record = (timestamp_ms, key, value, headers)
         return self._put(topic, partition, record, size, on_delivery)
 
@@ -173,7 +173,7 @@ class ProducerCore:
         try:
             places = self.accumulator.places.get(topic)
         except TypeError:  # can't be hashed
-            SEND.take("topic", topic)
+            SEND.check_argument("topic", topic)
             raise
         if places is None or (partition is not None and not 0 <= partition < len(places)):
             raise self._unknown(topic, partition, partial(self._put, topic, partition, record, size, on_delivery))
@@ -221,13 +221,13 @@ class ProducerCore:
         before = len(sent)
         for to, chunk in chunks:
             try:
-                sent.append(self.accumulator.add(TopicPartition(topic, to), chunk))
+                sent.append(self.accumulator.add_chunk(TopicPartition(topic, to), chunk))
             except WouldBlock as full:
                 again = partial(self._put_all, topic, chain([(to, chunk)], chunks), sent)
                 raise WouldBlock(full.wait, again, moved=len(sent) > before) from None
         return TableDelivery(sent)
 
-    def limit_ms(self) -> float:
+    def send_deadline_ms(self) -> float:
         """Return the monotonic time in ms at which a `send` that begins to wait now fails (`max.block.ms`)."""
         return self.accumulator.clock_ms() + self.config.max_block_ms
 
@@ -235,9 +235,9 @@ class ProducerCore:
 
     async def partitions_for(self, topic: str) -> list[int]:
         """Return the partitions of a topic, sorted."""
-        self.start()
+        self.start_sender()
         if topic not in self._partitions:
-            await self._find_topic(topic, self.limit_ms())
+            await self._find_topic(topic, self.send_deadline_ms())
         return list(self._partitions[topic])
 
     async def flush(self, *, timeout_ms: float | None = None) -> None:
@@ -247,22 +247,22 @@ class ProducerCore:
             TimedOutError: The time is over.
             KafkaError: The producer ended by an unexpected error: make a new one.
         """
-        self.start()
+        self.start_sender()
         if not await self.accumulator.flush(timeout_ms):
             why = self.cluster.unreachable_text() or "brokers have not taken them all"
             raise TimedOutError(f"records are still not delivered after {timeout_ms} ms: {why}")
-        self.sender.check()
+        self.sender.raise_if_failed()
 
     async def init_transactions(self) -> None:
         """Register this as the only producer of its `transactional_id`, once, before the first transaction."""
         transactions = self._need_transactions()
-        self.start()
+        self.start_sender()
         await transactions.init()
 
     async def begin_transaction(self) -> None:
         """Open a transaction: everything sent until commit or abort belongs to it."""
         transactions = self._need_transactions()
-        self.sender.check()
+        self.sender.raise_if_failed()
         transactions.begin()
 
     async def send_offsets_to_transaction(
@@ -352,7 +352,7 @@ class ProducerCore:
             await self.accumulator.flush(None if timeout_ms is None else timeout_ms * _SETTLE)
             left_ms = self.config.max_block_ms if until_ms is None else max(0.0, until_ms - runtime.now_ms)
             with contextlib.suppress(KafkaError):  # the coordinator aborts it after its timeout
-                await runtime.within(transactions.abort_at_close(), left_ms, "abort at close")
+                await runtime.run_within(transactions.abort_at_close(), left_ms, "abort at close")
         else:
             await self.accumulator.flush(timeout_ms)
         self.fail_records()
@@ -364,7 +364,7 @@ class ProducerCore:
         """
         self.sender.end_sending(ClientClosedError("the producer is closed"), at_once=True)
 
-    def undelivered(self) -> KafkaError | None:
+    def unread_failures_error(self) -> KafkaError | None:
         """Return an error for failed records whose deliveries nobody read; None when there are none."""
         unseen = self.accumulator.unseen
         with self.accumulator.lock:
@@ -383,14 +383,14 @@ class ProducerCore:
 
     # Internals.
 
-    def start(self) -> None:
+    def start_sender(self) -> None:
         """Start the sender, once. On the client's thread or loop, or under its lock."""
         if not self.started:
             self.started = True
             self.cluster.spawn_essential_task(self.sender.run(), "producer")
 
     def _kicked(self) -> None:
-        self.start()
+        self.start_sender()
         self.sender.wake_sender()
 
     def _drop(self) -> None:
@@ -427,8 +427,8 @@ class ProducerCore:
 
     def _unknown(self, topic: str, partition: int | None, again: Callable[[], T]) -> WouldBlock[T]:
         """Return the `WouldBlock` for a `send` to a topic or partition that the metadata does not have."""
-        SEND.take("topic", topic)
-        SEND.take("partition", partition)
+        SEND.check_argument("topic", topic)
+        SEND.check_argument("partition", partition)
         if self.accumulator.failure is not None:
             raise self.accumulator.failure.with_traceback(None)
 
@@ -482,7 +482,7 @@ class ProducerCore:
             self._missing_topics.end_failure(topic)
 
         try:
-            await self.cluster.retrying(
+            await self.cluster.retry_call(
                 find_topic_once, f"metadata of topic {topic}", max(0.0, until_ms - self.accumulator.clock_ms())
             )
         except KafkaError:
@@ -496,7 +496,7 @@ class ProducerCore:
         idle_ms = self.cluster.runtime.now_ms - METADATA_IDLE_MS
         used_ms, waiting = self.sender.used_ms, self._with_records()
         in_use = {topic for topic in self._topics if topic in waiting or used_ms.get(topic, idle_ms) > idle_ms}
-        self.cluster.want_topics(self, in_use)
+        self.cluster.set_wanted_topics(self, in_use)
 
     def _with_records(self) -> set[str]:
         """Return the topics that still have undelivered records."""
@@ -557,7 +557,7 @@ def _headers_size(headers: HeadersLike) -> int:
                 raise TypeError
             size += len(name) * 4 + content_bytes(content, "header") + 10
     except (TypeError, ValueError):
-        SEND.take("headers", headers)
+        SEND.check_argument("headers", headers)
         raise
     return size
 

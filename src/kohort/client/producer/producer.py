@@ -198,11 +198,11 @@ class Producer(ProducerFacadeMixin):
     def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""
         if self._client.closed:
-            return self._core.undelivered() if self._client.failed else None
+            return self._core.unread_failures_error() if self._client.failed else None
         if self._client.is_own_thread():
             self._client.abandon(self._core.close(timeout_ms))
             return None
-        until_s = self._client.until_s(timeout_ms)
+        until_s = self._client.deadline_s(timeout_ms)
         try:
             with contextlib.suppress(ClientClosedError):  # in a forked child
                 self._client.call(self._core.close(timeout_ms))
@@ -212,7 +212,7 @@ class Producer(ProducerFacadeMixin):
             raise
         finally:
             self._client.close(until_s)
-        return self._core.undelivered()
+        return self._core.unread_failures_error()
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class Producer(ProducerFacadeMixin):
 
     def _retry_until_done(self, reason: WouldBlock[T]) -> T:
         """Wait for memory or metadata, and retry the call, until it succeeds."""
-        until_ms = self._core.limit_ms()
+        until_ms = self._core.send_deadline_ms()
         while True:
             self._client.call(reason.wait(until_ms))
             try:
@@ -244,7 +244,7 @@ class Producer(ProducerFacadeMixin):
             except WouldBlock as another:
                 reason = another.with_traceback(None)
                 if reason.moved:
-                    until_ms = self._core.limit_ms()
+                    until_ms = self._core.send_deadline_ms()
 
 
 def _abandon(client: ThreadClient, core: ProducerCore) -> None:

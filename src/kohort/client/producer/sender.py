@@ -52,7 +52,7 @@ _AS_SENT = DecodeOptions(
 )
 
 
-def split(batch: Batch, accumulator: Accumulator) -> list[Batch]:
+def split_batch(batch: Batch, accumulator: Accumulator) -> list[Batch]:
     """Split a batch into two that replace it: it is done when both are. Under the accumulator's lock.
 
     Args:
@@ -197,7 +197,7 @@ class Sender:
                 return
             with self.accumulator.lock:
                 self.accumulator.wake_ms = self.accumulator.clock_ms() + wait
-            await runtime.first(self._work, timeout_ms=wait)
+            await runtime.wait_first(self._work, timeout_ms=wait)
 
     def end_sending(self, error: Exception, *, at_once: bool = False) -> None:
         """End the sender: fail all records, those sent from now on too, and the open transaction.
@@ -210,14 +210,16 @@ class Sender:
         if self.failure is None and not isinstance(error, KafkaError):
             self.failure = failure
         self.closed, self.aborting = True, failure
-        failed, self._answer = self._answer + self.accumulator.fail(failure), []
+        failed, self._answer = self._answer + self.accumulator.fail_batches(failure), []
         with self.accumulator.lock:
             for queue in self.accumulator.queues.values():
                 for batch in list(queue.in_flight):
                     if at_once or batch not in self._delivering:
                         batch.unsure = batch.unsure or batch.left
                         queue.in_flight.remove(batch)
-                        failed += self.accumulator.finish(batch, _unsure(batch, failure) if batch.unsure else failure)
+                        failed += self.accumulator.finish_batch(
+                            batch, _unsure(batch, failure) if batch.unsure else failure
+                        )
         if self.on_lost is not None:
             self.on_lost(failure)
         self.accumulator.wake_waiting_callers()
@@ -234,7 +236,7 @@ class Sender:
         if now_ms - before_ms >= METADATA_IDLE_MS:
             self.cluster.request_metadata()
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise the unexpected error that ended the sender."""
         if self.failure is not None:
             raise self.failure.with_traceback(None)
@@ -429,7 +431,7 @@ class Sender:
             request = Between(self._request(parcel), highest=self._highest(parcel))
             node, channel = BrokerById(parcel.way[0]), parcel.way[1]
             if self.config.acks_number == 0:
-                await self.cluster.post(request, node, channel=channel)
+                await self.cluster.send_without_response(request, node, channel=channel)
                 for batch in parcel.batches:
                     if batch in self.accumulator.queues[batch.partition].in_flight:
                         self._delivered(batch, -1, -1)
@@ -549,8 +551,8 @@ class Sender:
         with self.accumulator.lock:
             queue = self.accumulator.queues[batch.partition]
             queue.in_flight.remove(batch)
-            self.accumulator.too_large(batch)
-            for part in split(batch, self.accumulator):
+            self.accumulator.halve_batch_limit(batch)
+            for part in split_batch(batch, self.accumulator):
                 part.attempts = batch.attempts
                 queue.put_back(part)
             queue.mended = True
@@ -590,7 +592,7 @@ class Sender:
         if self.on_lost is not None:
             self.on_lost(error)
         if self.config.transactional_id is not None and isinstance(error, FencedError):
-            self._answer += self.accumulator.fail(error)
+            self._answer += self.accumulator.fail_batches(error)
 
     def _complete_batch(self, batch: Batch, error: KafkaError | None) -> None:
         """Complete a batch. Under the accumulator's lock."""
@@ -598,7 +600,7 @@ class Sender:
         if batch in queue.in_flight:
             queue.in_flight.remove(batch)
         self.metrics.failures += error is not None
-        self._answer += self.accumulator.finish(batch, error)
+        self._answer += self.accumulator.finish_batch(batch, error)
 
     def _overdue(self, batch: Batch, now_ms: float) -> bool:
         return now_ms - batch.created_ms >= self.config.delivery_timeout_ms
@@ -617,7 +619,7 @@ class Sender:
                         batch.unsure = True  # its request is on its way
                         late.append(batch)
         for batch in late:
-            why = self.accumulator.why_not_done_here(batch)
+            why = self.accumulator.undelivered_reason_locked(batch)
             error = TimedOutError(_not_delivered(batch, f"within {self.config.delivery_timeout_ms} ms", why))
             if batch.attempts:
                 self._lose(batch, error)

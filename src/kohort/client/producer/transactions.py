@@ -44,7 +44,13 @@ from kohort.client.net.cluster import (
 )
 from kohort.client.net.metadata import NO_TOPIC_ID
 from kohort.client.net.runtime import Awaited, Promise, Task, logged_kafka_error
-from kohort.client.offsets import GroupMetadata, OffsetAndMetadata, is_code_retriable, is_gone, topic_ids_for_offsets
+from kohort.client.offsets import (
+    GroupMetadata,
+    OffsetAndMetadata,
+    is_code_retriable,
+    is_topic_gone,
+    topic_ids_for_offsets,
+)
 from kohort.client.producer.accumulator import Accumulator
 from kohort.client.producer.batches import Batch
 from kohort.client.producer.sender import SOON_MS, Sender, coordinator_of
@@ -268,7 +274,7 @@ class TransactionManager:
         while self._offset_calls or self._offset_requests:
             if self._offset_requests:
                 left_ms = until_ms - self._cluster.runtime.now_ms
-                if await self._cluster.runtime.first(*self._offset_requests, timeout_ms=left_ms) is None:
+                if await self._cluster.runtime.wait_first(*self._offset_requests, timeout_ms=left_ms) is None:
                     text = f"offsets whose call was interrupted had no answer for {self._config.max_block_ms} ms"
                     raise TimedOutError(f"the transaction is not ended yet: {text}; end it again")
                 continue
@@ -425,7 +431,9 @@ class TransactionManager:
 
     async def _asking(self, attempt: Callable[[], Awaitable[None]], what: str) -> None:
         try:
-            await self._cluster.retrying(lambda: self._retry_while_concurrent(attempt), what, self._config.max_block_ms)
+            await self._cluster.retry_call(
+                lambda: self._retry_while_concurrent(attempt), what, self._config.max_block_ms
+            )
         except KafkaError as error:
             raise self._explained(error) from None
 
@@ -572,7 +580,7 @@ class TransactionManager:
             raise CommitFailedError(f"there is no group {group_id!r} any more: {error.message}", code)
         unknown = {name for code, name, _ in refusals if code is ErrorCode.UNKNOWN_TOPIC_ID} if code.retriable else ()
         for name in unknown:
-            if await is_gone(self._cluster, name, ids):
+            if await is_topic_gone(self._cluster, name, ids):
                 raise NotFoundError(f"offsets for group {group_id!r}: topic {name!r} was deleted since")
         if code in _MOVED:
             self._cluster.forget_coordinator(to)

@@ -133,7 +133,7 @@ class GroupCoordination:
             raise
         self._opened = True
 
-    def suspect(self, candidate: Candidate) -> None:
+    def remove_dead_candidate(self, candidate: Candidate) -> None:
         """Remove a member whose process seems to have ended, if this generation has it under that id."""
         known = None if self.placement is None else self.placement.candidate(candidate.id)
         member = self._members.get(candidate.id)
@@ -143,7 +143,7 @@ class GroupCoordination:
         self._client.cluster.runtime.spawn(removal, f"removal of {member}")
         self._client.wake()
 
-    async def retire(self) -> None:
+    async def hand_over_and_leave(self) -> None:
         """Rejoin as a member that gets no shards, and leave the group once the placement assigns it none."""
         client, metadata = self._client, self._metadata
         if client is None or metadata is None:
@@ -195,7 +195,7 @@ class GroupCoordination:
             return await self._described(cluster)
 
         while True:
-            candidates = await cluster.retrying(described_candidates, f"group {self._group!r} on Kafka", _OPEN_MS)
+            candidates = await cluster.retry_call(described_candidates, f"group {self._group!r} on Kafka", _OPEN_MS)
             same = {member: other for member, other in candidates.items() if other.id == me.id and other != me}
             earlier = [member for member, other in same.items() if other.address == me.address]
             if earlier:
@@ -300,7 +300,7 @@ class GroupCoordination:
         """Send heartbeats until there is a reason to rejoin."""
         runtime = cluster.runtime
         while True:
-            if await runtime.first(self._look_now, timeout_ms=self._heartbeat_ms) is not None:
+            if await runtime.wait_first(self._look_now, timeout_ms=self._heartbeat_ms) is not None:
                 self._look_now = Promise()
             if self._joined_as is None or self._joined_as.retiring != self._require_metadata().retiring:
                 return
@@ -337,7 +337,7 @@ class GroupCoordination:
                 self._raise_for(cluster, answer.error_code)
 
         try:
-            await cluster.retrying(remove_once, f"removal from {self._group!r}", _LEAVE_MS)
+            await cluster.retry_call(remove_once, f"removal from {self._group!r}", _LEAVE_MS)
         finally:
             self._wake()  # a heartbeat now learns of the new generation at once
 

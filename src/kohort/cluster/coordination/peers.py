@@ -125,7 +125,7 @@ class Peers:
                         peer.id,
                         peer.address,
                     )
-                    self._coordination.suspect(peer)
+                    self._coordination.remove_dead_candidate(peer)
                 await asyncio.sleep(AGAIN_S)
             except (OSError, TimeoutError, ValueError):  # ValueError: the host can't be a name
                 refused_s = began_s = None

@@ -39,10 +39,10 @@ class CoordinationService(Protocol):
             KafkaError: the service can't be reached, may not be used, or the id is taken; the message says what to do.
         """
 
-    def suspect(self, candidate: Candidate) -> None:
+    def remove_dead_candidate(self, candidate: Candidate) -> None:
         """Unregister a candidate whose process seems to have ended, without waiting for its session to expire."""
 
-    async def retire(self) -> None:
+    async def hand_over_and_leave(self) -> None:
         """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
 
     async def refresh_placement(self) -> None:

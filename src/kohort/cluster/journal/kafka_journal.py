@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from kohort.client.net.cluster import Cluster
 from kohort.client.net.runtime import Task
 from kohort.cluster.journal.journal_partition import JournalPartition, JournalSettings, JournalTopic, JournalUnavailable
-from kohort.cluster.journal.term import Append, Body, JournalMetrics, JournalTerm
+from kohort.cluster.journal.term import AppendRequest, Body, JournalMetrics, JournalTerm
 from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.config import GroupConfig
@@ -74,8 +74,8 @@ class KafkaJournal:
         self._token = 0
         self.metrics = JournalMetrics()
 
-    def begin(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
-        """Begin a term and return its records, as `Journal.begin` says.
+    def begin_term(self, term: int, owner: Owner) -> Iterator[Sequence[Record] | None]:
+        """Begin a term and return its records, as `Journal.begin_term` says.
 
         A term that begins again after a failure gets another producer epoch too.
         """
@@ -83,7 +83,7 @@ class KafkaJournal:
         self.end_term()
         self._term = term
         cluster = self._link.cluster
-        cluster.want_topics(self, [self._place.topic.name])
+        cluster.set_wanted_topics(self, [self._place.topic.name])
         self._current = JournalTerm(self._place, owner, self.metrics)
         self._task = cluster.runtime.spawn(self._current.run(), f"journal {self._place}")
         self._link.wake()
@@ -102,13 +102,13 @@ class KafkaJournal:
         if current is None:
             raise JournalUnavailable(f"{self._place}: the journal is closed")
         bodies = list(_bodies(records))
-        current.append(Append(self._token + 1, bodies, now_ms))
+        current.append(AppendRequest(self._token + 1, bodies, now_ms))
         self._token += 1
         self._link.wake()
         return self._token
 
     def end_term(self) -> None:
-        """End the present term, if any: its owner gets no more calls. `begin` can follow.
+        """End the present term, if any: its owner gets no more calls. `begin_term` can follow.
 
         An append that is under way may still be written.
         """

@@ -17,7 +17,7 @@ from kohort.cluster.journal.topic import BATCH_BYTES_MAX
 from kohort.errors import CorruptDataError, ErrorCode, KafkaError, error_for
 from kohort.groups.records import Record
 from kohort.journal.checked import UNREADABLE
-from kohort.journal.codec import GroupRecordReader, group_of
+from kohort.journal.codec import GroupRecordReader, group_of_key
 from kohort.wire.batch import HEADER_SIZE, BatchHeader, has_valid_crc, parse_header
 from kohort.wire.data import FetchRequest, FetchResponse, ListOffsetsRequest
 from kohort.wire.records import iter_key_values
@@ -86,7 +86,7 @@ class JournalReader:
         self.offset = following
         return view[:end]
 
-    async def up_to(self, end: int) -> memoryview:
+    async def fetch_through(self, end: int) -> memoryview:
         """Fetch until a response has complete batches, and return them; a record at `end` must exist.
 
         Raises:
@@ -189,7 +189,7 @@ class ResponseQueue:
         await self._changed
 
     @property
-    def first(self) -> memoryview | None:
+    def oldest_response(self) -> memoryview | None:
         """The oldest queued response, to be decoded next; None if the queue is empty."""
         return self._views[0] if self._views else None
 
@@ -214,7 +214,7 @@ class JournalDecoding:
         self.left_out: frozenset[Author] = frozenset()
         self._unreadable: dict[Author, CorruptDataError] = {}
 
-    def check(self) -> None:
+    def raise_if_unreadable(self) -> None:
         """Raise CorruptDataError if a coordinator's batch could not be read.
 
         The producer of a batch is known to be a coordinator only when all fences have been read.
@@ -223,7 +223,7 @@ class JournalDecoding:
             if self.authors.is_coordinator(author):
                 raise error
 
-    def records(self, view: memoryview) -> Iterator[Sequence[Record]]:
+    def decode_records(self, view: memoryview) -> Iterator[Sequence[Record]]:
         """Return the group records of complete batches, in lists.
 
         Raises:
@@ -286,7 +286,7 @@ class JournalDecoding:
                     add(read_offset(key, value, -1, -1))
                 elif is_fence(key):
                     self._record_fence(header, read_fence(key, value))
-                elif (record := reader.read(key, value)) is not None:
+                elif (record := reader.decode_record(key, value)) is not None:
                     add(record)
         except UNREADABLE as error:
             del records[known:]
@@ -306,7 +306,9 @@ class JournalDecoding:
         names = []
         try:
             for key, _, _ in iter_key_values(batch, header, BATCH_BYTES_MAX):
-                names.append(f"group {group_of(key)}" if key and group_of(key) is not None else repr(bytes(key or b"")))
+                names.append(
+                    f"group {group_of_key(key)}" if key and group_of_key(key) is not None else repr(bytes(key or b""))
+                )
         except UNREADABLE as error:
             names.append(str(error))
         more = " …" if len(names) > _KEYS_SHOWN else ""

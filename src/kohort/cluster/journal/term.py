@@ -66,7 +66,7 @@ class TermIdentity:
     asked_ms: float
 
 
-async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) -> TermIdentity:
+async def bump_producer_epoch(place: JournalPartition, own: TermIdentity | None = None) -> TermIdentity:
     """Get the next producer epoch of the shard's transactional id.
 
     Args:
@@ -99,13 +99,13 @@ async def new_epoch(place: JournalPartition, own: TermIdentity | None = None) ->
 
     what = f"no producer epoch of transactional id {place.transactional_id}"
     try:
-        return await cluster.retrying(new_epoch_once, what, REPEAT_MS)
+        return await cluster.retry_call(new_epoch_once, what, REPEAT_MS)
     except KafkaError as error:
         raise place.term_ending_error(error, what) from error
 
 
 @dataclass(frozen=True, slots=True)
-class JournalAppend:
+class AcknowledgedAppend:
     """The offset and send time of a batch that Kafka has acknowledged.
 
     Attributes:
@@ -139,7 +139,7 @@ class JournalWriter:
         self._sequence = 0
         self._fresh_until_ms = identity.asked_ms + REPEAT_MS
 
-    async def write(self, payload: bytes, count: int, now_ms: int) -> JournalAppend:
+    async def write(self, payload: bytes, count: int, now_ms: int) -> AcknowledgedAppend:
         """Append a batch to the journal's partition, and wait until Kafka acknowledges it.
 
         Args:
@@ -178,7 +178,7 @@ class JournalWriter:
         self._fresh_until_ms = first_ms + SILENCE_MAX_MS
         if self.expected is not None:
             self.expected += count
-        return JournalAppend(offset, int(place.cluster.runtime.now_ms - (answered_ms - first_ms)))
+        return AcknowledgedAppend(offset, int(place.cluster.runtime.now_ms - (answered_ms - first_ms)))
 
     async def _deliver(self, batch: bytes) -> int:
         """Send the same batch until it is acknowledged, and return its offset."""
@@ -286,7 +286,7 @@ Body: TypeAlias = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendRequest:
     """An owner's request to write batches; without batches it only proves ownership."""
 
     token: int
@@ -310,7 +310,7 @@ class JournalTerm:
         self._metrics = metrics
         self._handover = ResponseQueue()
         self._decoding = JournalDecoding(place)
-        self._wanted: Append | None = None
+        self._wanted: AppendRequest | None = None
         self._news: Promise[None] = Promise()
         self._renewed: TermIdentity | Exception | None = None
         self._renewing = False
@@ -322,21 +322,21 @@ class JournalTerm:
     # -- the owner's side
 
     def records(self) -> Iterator[Sequence[Record] | None]:
-        """Return the records to load, with None while there are none yet, as `Journal.begin` says."""
+        """Return the records to load, with None while there are none yet, as `Journal.begin_term` says."""
         while True:
             if self.error is not None:
                 raise self.error
-            view = self._handover.first
+            view = self._handover.oldest_response
             if view is not None:
-                yield from self._decoding.records(view)
+                yield from self._decoding.decode_records(view)
                 self._handover.remove_decoded_response()
             elif self.loaded:
                 return
             else:
                 yield None
 
-    def append(self, append: Append) -> None:
-        """Queue an append; `Owner.durable` is called when it is acknowledged."""
+    def append(self, append: AppendRequest) -> None:
+        """Queue an append; `Owner.on_append_durable` is called when it is acknowledged."""
         if self.error is not None:
             raise self.error
         assert self._wanted is None, "an append is on its way"
@@ -362,14 +362,14 @@ class JournalTerm:
     def _over(self, error: Exception) -> None:
         self.error = error
         if self.loaded:
-            self._owner.lost(error)
-        self._owner.continue_reading()
+            self._owner.on_journal_lost(error)
+        self._owner.on_records_available()
 
     async def _fence(self) -> JournalWriter:
         """Fence the journal's earlier owner: get a new producer epoch, and write this term's fence."""
         place, metrics = self._place, self._metrics
         await place.check_topic()
-        writer = JournalWriter(place, await new_epoch(place))
+        writer = JournalWriter(place, await bump_producer_epoch(place))
         identity = writer.identity
         metrics.producer_id, metrics.epoch = identity.producer_id, identity.epoch
         metrics.fence_offset = await self._write_fence(writer, identity.producer_id)
@@ -402,20 +402,20 @@ class JournalTerm:
         await self._keep_first(writer)
         metrics.load_ms = place.cluster.runtime.now_ms - began_ms
         self.loaded = True
-        self._owner.continue_reading()
+        self._owner.on_records_available()
 
     async def _read_until(self, reading: JournalReader, end: int) -> None:
         """Pass the records up to an offset to the shard, and wait until they are decoded."""
         while reading.offset <= end:
-            await self._handover.queue_for_decoding(await reading.up_to(end))
-            self._owner.continue_reading()
+            await self._handover.queue_for_decoding(await reading.fetch_through(end))
+            self._owner.on_records_available()
         await self._handover.wait_decoded()
 
     async def _survey(self, end: int) -> frozenset[Author]:
         """Read producer ids up to an offset, and return the producers that no fence proves to be coordinators."""
         reading, decoding = JournalReader(self._place, _SURVEY_BYTES), JournalDecoding(self._place)
         while reading.offset <= end:
-            decoding.record_producers(await reading.up_to(end))
+            decoding.record_producers(await reading.fetch_through(end))
         return frozenset(decoding.authors.producers_without_fence())
 
     def _check_authors(self, own: TermIdentity) -> None:
@@ -426,7 +426,7 @@ class JournalTerm:
             FencedError: another coordinator's fence lies behind this one's.
         """
         place, authors = self._place, self._decoding.authors
-        self._decoding.check()
+        self._decoding.raise_if_unreadable()
         newest = authors.fences.get(own.producer_id)
         if newest is None or newest.epoch < own.epoch:
             raise JournalUnavailable(f"{place}: the own fence is not where it was written")
@@ -504,7 +504,7 @@ class JournalTerm:
             metrics.acknowledged_ms = written.sent_ms
             if wanted is not None:
                 self._wanted, self._now_ms = None, wanted.now_ms
-                self._owner.durable(wanted.token, written.sent_ms)
+                self._owner.on_append_durable(wanted.token, written.sent_ms)
 
     def _proof(self, identity: TermIdentity) -> Body:
         """Return the batch that proves ownership without group records: the term's fence again.
@@ -525,12 +525,12 @@ class JournalTerm:
             if now_ms >= append_at_ms:
                 return
             self._news = Promise()
-            await place.cluster.runtime.first(self._news, timeout_ms=append_at_ms - now_ms)
+            await place.cluster.runtime.wait_first(self._news, timeout_ms=append_at_ms - now_ms)
 
     async def _renew(self, identity: TermIdentity) -> None:
         """Request the next epoch of this term's producer id while appends continue."""
         try:
-            self._renewed = await new_epoch(self._place, identity)
+            self._renewed = await bump_producer_epoch(self._place, identity)
         except FencedError as error:
             self._renewed = error
         except JournalUnavailable as error:

@@ -143,7 +143,7 @@ async def _made(cluster: Cluster, name: str) -> TopicInfo:
             raise error_for(ErrorCode.LEADER_NOT_AVAILABLE, f"topic {name} was made, and is not seen by all brokers")
         return info
 
-    return await cluster.retrying(made_once, f"topic {name}", _SEEN_MS)
+    return await cluster.retry_call(made_once, f"topic {name}", _SEEN_MS)
 
 
 async def _check_topic(cluster: Cluster, name: str, replicas: int) -> None:

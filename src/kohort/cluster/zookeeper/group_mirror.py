@@ -5,7 +5,7 @@ offsets of its changed groups, as a client would read them. It writes the differ
 waits in a queue: the next run catches up on a failed write, with the values of then.
 
 The changes of all groups form one list, split into multis by bytes. Each multi checks that this process may still write
-(`ZooKeeperCoordination.guard`); the guard is taken before the shards are asked.
+(`ZooKeeperCoordination.write_guard`); the guard is taken before the shards are asked.
 
 | a group is checked | action |
 |---|---|
@@ -36,11 +36,11 @@ from kohort.broker.metrics import ZooKeeperMirrorMetrics
 from kohort.cluster.zookeeper.nodes import (
     OFFSETS,
     OWNERS,
-    checksum,
-    name_of,
-    node_name,
-    parents,
-    partition_of,
+    decode_node_name,
+    encode_node_name,
+    owners_checksum,
+    parent_paths,
+    partition_in_path,
     partition_path,
     partitions_missing_owner_nodes,
     split_changes,
@@ -49,8 +49,8 @@ from kohort.cluster.zookeeper.service import ZooKeeperCoordination
 from kohort.cluster.zookeeper.session import Change
 from kohort.coordinator.shard import Shard
 from kohort.errors import ErrorCode, KafkaError
-from kohort.groups.effects import MirroredPushGroup, ShowPushGroupsReply
-from kohort.groups.events import OwnerNodesDeleted, ShowPushGroups
+from kohort.groups.effects import DescribePushGroupsReply, MirroredPushGroup
+from kohort.groups.events import DescribePushGroups, OwnerNodesDeleted
 from kohort.groups.records import OffsetCommitted
 from kohort.ids import TopicPartition
 
@@ -84,12 +84,12 @@ class MirroredGroup:
     @property
     def owners_path(self) -> str:
         """The path below which the group's owner nodes are."""
-        return f"{OWNERS}/{node_name(self.name)}"
+        return f"{OWNERS}/{encode_node_name(self.name)}"
 
     @property
     def offsets_path(self) -> str:
         """The path below which the group's offset nodes are."""
-        return f"{OFFSETS}/{node_name(self.name)}"
+        return f"{OFFSETS}/{encode_node_name(self.name)}"
 
 
 @dataclass(slots=True)
@@ -110,8 +110,8 @@ class MirroredShard:
     walked_s: float = 0.0
     lost: bool = True
 
-    def record_answer(self, reply: ShowPushGroupsReply, *, is_new: bool) -> None:
-        """Record a shard's answer to `ShowPushGroups`.
+    def record_answer(self, reply: DescribePushGroupsReply, *, is_new: bool) -> None:
+        """Record a shard's answer to `DescribePushGroups`.
 
         `is_new`: the shard was taken over a moment ago, so nothing was known of its groups.
         """
@@ -127,7 +127,7 @@ class MirroredShard:
             self.groups[name].shown = None
             self.due[name] = None
 
-    def overdue(self, before_s: float) -> list[str]:
+    def overdue_groups(self, before_s: float) -> list[str]:
         """Return the groups whose owners' nodes in ZooKeeper were last read before a time."""
         return list(takewhile(lambda name: self.looked[name] < before_s, self.looked))
 
@@ -137,7 +137,7 @@ class MirroredShard:
             self.looked.pop(name, None)
             self.looked[name] = now_s - every_s * later / len(self.groups)
 
-    def drop(self, name: str) -> None:
+    def forget_group(self, name: str) -> None:
         """Forget a deleted group after all of its nodes in ZooKeeper were deleted."""
         del self.groups[name]
         self.looked.pop(name, None)
@@ -174,7 +174,7 @@ class MirrorPlan:
         """Plan to create or change a node so that it has this content, and to create missing nodes above it."""
         nodes = group.nodes
         assert nodes is not None
-        for above in parents(path, top):
+        for above in parent_paths(path, top):
             if above not in nodes:
                 self.creates.append(Change(above, b"", version=None))
                 nodes[above] = b""
@@ -251,7 +251,7 @@ class GroupMirror:
         """Let the mirror run before its interval is over, because a group has changed."""
         self._news.set()
 
-    async def watch(self) -> None:
+    async def mirror_at_intervals(self) -> None:
         """Mirror changed groups in ZooKeeper at each interval, until cancelled."""
         trouble = ""
         while True:
@@ -276,7 +276,7 @@ class GroupMirror:
         Raises:
             KafkaError: not everything was written, because ZooKeeper is unavailable or refused a write.
         """
-        guard = self._coordination.guard()
+        guard = self._coordination.write_guard()
         if guard is None:
             self._connection = 0  # another process may write meanwhile
             return
@@ -288,9 +288,9 @@ class GroupMirror:
                 view.forget_node_contents()
         if self._tops_due:
             for top in (OWNERS, OFFSETS):
-                await self._coordination.session.make_path(top)
+                await self._coordination.session.create_path(top)
             self._tops_due = False
-        here = {shard.index: shard for shard in self._host.groups if shard.loaded and shard.index in guard.shards}
+        here = {shard.index: shard for shard in self._host.groups if shard.is_loaded and shard.index in guard.shards}
         for index in self._known.keys() - here.keys():
             del self._known[index]
         there = await self._names() if self._names_due or here.keys() - self._known.keys() else {}
@@ -335,19 +335,19 @@ class GroupMirror:
         found: dict[int, set[str]] = {}
         for top in (OWNERS, OFFSETS):
             for node in await self._coordination.session.children(top):
-                name = name_of(node)
+                name = decode_node_name(node)
                 found.setdefault(self._host.groups.shard_index_of(name), set()).add(name)
         return found
 
-    async def _shown(self, index: int, *, whole: bool) -> ShowPushGroupsReply | None:
+    async def _shown(self, index: int, *, whole: bool) -> DescribePushGroupsReply | None:
         """Request the push groups of a shard with owners and offsets; None: the shard does not serve here now."""
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
-        def take_shard_answer(value: ShowPushGroupsReply | ErrorCode) -> None:
+        def take_shard_answer(value: DescribePushGroupsReply | ErrorCode) -> None:
             if not answer.done():
                 answer.set_result(value)
 
-        self._host.groups.ask_shard(index, ShowPushGroups(self._host.next_request_id(), whole), take_shard_answer)
+        self._host.groups.ask_shard(index, DescribePushGroups(self._host.next_request_id(), whole), take_shard_answer)
         value = await answer
         return None if isinstance(value, ErrorCode) else value
 
@@ -388,7 +388,7 @@ class GroupMirror:
                 view.walked_s = now_s
             view.record_answer(reply, is_new=is_new)
         self._known[shard.index] = view
-        overdue, read = dict.fromkeys(view.overdue(now_s - every_s)), list[str]()
+        overdue, read = dict.fromkeys(view.overdue_groups(now_s - every_s)), list[str]()
         view.due.update(overdue)
         for name in [*view.due]:
             group = view.groups[name]
@@ -438,7 +438,7 @@ class GroupMirror:
         registered = group.registered
         if registered is None:
             mark = nodes.get(group.owners_path)
-            is_complete = not group.came and (mark is None or mark == checksum(wanted))
+            is_complete = not group.came and (mark is None or mark == owners_checksum(wanted))
             registered = dict(wanted) if is_complete else {}
         owners = {path: data for path, data in nodes.items() if path.startswith(f"{group.owners_path}/")}
         lost = partitions_missing_owner_nodes(registered, wanted, owners)
@@ -453,11 +453,11 @@ class GroupMirror:
             wanted[partition_path(top, part, self._leader(part))] = owner.encode()
         assert group.nodes is not None
         for path in [path for path in group.nodes if path.startswith(f"{top}/") and path not in wanted]:
-            if partition_of(path[len(top) :]) is not None and path.count("/") == top.count("/") + 2:
+            if partition_in_path(path[len(top) :]) is not None and path.count("/") == top.count("/") + 2:
                 plan.delete(group, path)
         for path, data in wanted.items():
             plan.plan_node(group, path, data, OWNERS)
-        plan.plan_owners_checksum(group, checksum(shown.owners))
+        plan.plan_owners_checksum(group, owners_checksum(shown.owners))
         plan.owners.append((group, shown))
 
     def _plan_offsets(self, group: MirroredGroup, shown: MirroredPushGroup, plan: MirrorPlan) -> None:
@@ -510,7 +510,7 @@ class GroupMirror:
             if group.name not in plan.again:
                 del view.due[group.name]
             if shown is None:
-                view.drop(group.name)
+                view.forget_group(group.name)
             else:
                 group.written = shown.offsets
         for group, shown in plan.owners:
@@ -522,19 +522,19 @@ class GroupMirror:
         Raises:
             KafkaError: a multi was refused, or had no answer.
         """
-        pieces = list(pieces_of(changes))
+        pieces = list(split_into_requests(changes))
         for at in range(0, len(pieces), window):
             multis = [self._coordination.session.change(*guard, *piece) for piece in pieces[at : at + window]]
             accepted = await asyncio.gather(*multis)
             self.meter.multis += len(accepted)
             if not all(accepted):
                 self.meter.refused += len(accepted) - sum(accepted)
-                self._coordination.read_again()
+                self._coordination.reread_all_nodes()
                 raise KafkaError("a write was refused: another process is the one to write, or changed the nodes")
             self.meter.changes += sum(map(len, pieces[at : at + window]))
 
 
-def pieces_of(changes: Iterable[Change]) -> Iterator[list[Change]]:
+def split_into_requests(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """Split a plan's ZooKeeper changes into pieces that each fit one request."""
     every = list(changes)
     at = 0

@@ -157,7 +157,9 @@ class MirroredTopic:
         )
 
 
-def differences(there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]) -> Iterator[tuple[str, bytes | None]]:
+def topic_node_changes(
+    there: Mapping[str, bytes], wanted: Mapping[str, MirroredTopic]
+) -> Iterator[tuple[str, bytes | None]]:
     """Yield the writes that turn the existing topic nodes into the wanted ones: (name, bytes), None to delete."""
     for name in sorted(there.keys() - wanted.keys()):
         yield name, None
@@ -189,14 +191,14 @@ OFFSETS = "/consumers/groups/offsets"
 DOTS = frozenset({".", ".."})
 
 
-def node_name(text: str) -> str:
+def encode_node_name(text: str) -> str:
     """Return a group's or topic's name as a node name: %XX for the characters that ZooKeeper refuses, and for %."""
     if text in DOTS:
         return text.replace(".", "%2E")
     return "".join(letter if _is_plain(letter) else _escaped(letter) for letter in text)
 
 
-def name_of(node: str) -> str:
+def decode_node_name(node: str) -> str:
     """Return the group's or topic's name that a node name stands for."""
     return unquote(node)
 
@@ -213,15 +215,15 @@ def _escaped(letter: str) -> str:
 
 def partition_path(group_path: str, part: TopicPartition, broker: int) -> str:
     """Return the path of a partition's node under a group's node."""
-    return f"{group_path}/{node_name(part.topic)}/{broker}-{part.partition}"
+    return f"{group_path}/{encode_node_name(part.topic)}/{broker}-{part.partition}"
 
 
-def partition_of(path: str) -> TopicPartition | None:
+def partition_in_path(path: str) -> TopicPartition | None:
     """Return the partition that a path from `partition_path` names; None for any other path."""
     topic, _, name = path.rpartition("/")
     _, dash, digits = name.rpartition("-")
     topic, number = topic.rpartition("/")[2], _bounded_number(digits)
-    return TopicPartition(name_of(topic), number) if dash and number is not None and topic else None
+    return TopicPartition(decode_node_name(topic), number) if dash and number is not None and topic else None
 
 
 def _bounded_number(digits: str) -> int | None:
@@ -229,7 +231,7 @@ def _bounded_number(digits: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) <= NUMBER_DIGITS_MAX else None
 
 
-def checksum(owners: Mapping[TopicPartition, str]) -> bytes:
+def owners_checksum(owners: Mapping[TopicPartition, str]) -> bytes:
     """Return the content of the checksum node of a group's owners: it shows whether owner nodes are missing."""
     digest = hashlib.sha256()
     for part, owner in sorted(owners.items()):
@@ -244,7 +246,7 @@ def partitions_missing_owner_nodes(
 
     Source: spec 4.7, conditions 1, 2 and 4.
     """
-    there = {partition_of(path): data for path, data in nodes.items()}
+    there = {partition_in_path(path): data for path, data in nodes.items()}
     return tuple(
         part
         for part, owner in sorted(registered.items())
@@ -252,7 +254,7 @@ def partitions_missing_owner_nodes(
     )
 
 
-def parents(path: str, top: str) -> Iterator[str]:
+def parent_paths(path: str, top: str) -> Iterator[str]:
     """Return the nodes above `path` and below `top`, the highest first."""
     at = path.find("/", len(top) + 1)
     while at >= 0:

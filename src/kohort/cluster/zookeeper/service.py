@@ -38,8 +38,8 @@ from kohort.cluster.zookeeper.nodes import (
     Election,
     MirroredTopic,
     Registration,
-    differences,
     split_changes,
+    topic_node_changes,
 )
 from kohort.cluster.zookeeper.security import ZooKeeperAddress
 from kohort.cluster.zookeeper.session import Change, SessionState, ZNode, ZooKeeperSession
@@ -133,7 +133,7 @@ class TopicMirror:
                 self._seen[name] = node.data
 
     async def _write_topics(self, guard: Change, wanted: Mapping[str, MirroredTopic]) -> None:
-        for piece in split_changes(differences(self._seen, wanted)):
+        for piece in split_changes(topic_node_changes(self._seen, wanted)):
             changes = [self._change(name, data) for name, data in piece]
             if not await self._session.change(guard, *changes):
                 self._names_due = True
@@ -247,7 +247,7 @@ class ZooKeeperCoordination:
         try:
             await self._check_root()
             for path in ("/consumers", EPOCH, IDS, TOPICS):
-                await self.session.make_path(path)
+                await self.session.create_path(path)
             self._keeper = asyncio.get_running_loop().create_task(self._keep())
             self._look.set()
             await self._wait(self._has_place, _OPEN_MS, self._session_ms + 2_000)
@@ -255,7 +255,7 @@ class ZooKeeperCoordination:
             await self.close()
             raise
 
-    def suspect(self, candidate: Candidate) -> None:
+    def remove_dead_candidate(self, candidate: Candidate) -> None:
         """Delete the nodes of a process that seems to have ended. If it is alive it creates them again."""
         if self._keeper is None:
             return
@@ -263,7 +263,7 @@ class ZooKeeperCoordination:
         self._deposing.add(task)
         task.add_done_callback(self._deposing.discard)
 
-    async def retire(self) -> None:
+    async def hand_over_and_leave(self) -> None:
         """Stop cleanly: hand the shards over to others, and unregister once the placement says so."""
         if self._mine is not None and self._keeper is not None and self.placement is not None:
             number = self._mine.candidate.id
@@ -318,7 +318,7 @@ class ZooKeeperCoordination:
         """The number of connections so far; the nodes may have changed between two of them."""
         return self.session.connections
 
-    def guard(self) -> WriteGuard | None:
+    def write_guard(self) -> WriteGuard | None:
         """Return the permission to write the push groups of this process's shards to ZooKeeper; None: not now."""
         mine, stands = self._mine, self._map
         if mine is None or stands is None or self._map_node is None or (self._exclusive and not self.is_leader):
@@ -331,7 +331,7 @@ class ZooKeeperCoordination:
             changes.append(Change(EPOCH, version=self._epoch.version))
         return WriteGuard(tuple(changes), stands.shards_of(mine.candidate.id))
 
-    def read_again(self) -> None:
+    def reread_all_nodes(self) -> None:
         """Read all nodes again, because one of them was not as expected."""
         self._look.set()
 
@@ -396,7 +396,7 @@ class ZooKeeperCoordination:
             node = await self.session.read(path, self._look.set)
             if node is None:
                 await self.session.change(Change(path, mine.to_bytes(), version=None, ephemeral=True))
-            elif is_of(node, session):
+            elif is_of_session(node, session):
                 if node.data == mine.to_bytes():
                     return None
                 await self.session.change(Change(path, mine.to_bytes(), node.version))
@@ -415,7 +415,7 @@ class ZooKeeperCoordination:
                 if mine.retiring:
                     return False
                 await self._stand_for_election(session, mine.candidate.id)
-            elif is_of(node, session):
+            elif is_of_session(node, session):
                 self._refused_by = None
                 self._epoch = await self.session.read(EPOCH)
                 if self._epoch is not None and Election.from_bytes(self._epoch.data).session == session:
@@ -444,13 +444,13 @@ class ZooKeeperCoordination:
     async def _resign(self, session: int) -> None:
         """Give up leadership of the placement, because this coordinator is not registered any more."""
         node = await self.session.read(COORDINATOR)
-        if node is not None and is_of(node, session):
+        if node is not None and is_of_session(node, session):
             await self.session.change(Change(COORDINATOR, version=node.version, delete=True))
 
     async def _stand_for_election(self, session: int, number: int) -> None:
         epoch = await self.session.read(EPOCH)
         if epoch is None:
-            await self.session.make_path(EPOCH)
+            await self.session.create_path(EPOCH)
             return
         office = Election(Election.from_bytes(epoch.data).epoch + 1, number, session)
         if await self.session.change(
@@ -512,7 +512,7 @@ class ZooKeeperCoordination:
             return
         changes = [Change(path, version=node.version, delete=True)]
         office = await self.session.read(COORDINATOR)
-        if office is not None and is_of(office, node.owner):
+        if office is not None and is_of_session(office, node.owner):
             changes.append(Change(COORDINATOR, version=office.version, delete=True))
         if await self.session.change(*changes):
             log.info(
@@ -604,7 +604,7 @@ class ZooKeeperCoordination:
         return self._mine
 
 
-def is_of(node: ZNode, session: int) -> bool:
+def is_of_session(node: ZNode, session: int) -> bool:
     """Return whether a node belongs to this session. Its content says nothing: an earlier session's is the same."""
     return node.owner == session
 

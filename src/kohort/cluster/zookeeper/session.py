@@ -61,7 +61,7 @@ class SessionState(Enum):
     """The session is over: its ephemeral nodes are gone, or will be."""
 
 
-class ZooKeeperAway(RetriableError):
+class ZooKeeperUnavailable(RetriableError):
     """The error of a request whose connection or session ended before the answer; its change may have been made."""
 
 
@@ -248,7 +248,7 @@ class ZooKeeperSession:
 
     # -- changes
 
-    async def make_path(self, path: str) -> None:
+    async def create_path(self, path: str) -> None:
         """Create this persistent node and those above it, the address's path included."""
         full = self.root + path
         ends = [index for index, letter in enumerate(full) if letter == "/" and index] + [len(full)]
@@ -318,7 +318,7 @@ class ZooKeeperSession:
             self._set_state(self._client, SessionState.LOST, False)  # kazoo may report it only after the new session
             for future in self._asked:  # requests of the abandoned client, which may never answer
                 if not future.done():
-                    future.set_exception(ZooKeeperAway(f"ZooKeeper at {self.address}: its session was given up"))
+                    future.set_exception(ZooKeeperUnavailable(f"ZooKeeper at {self.address}: its session was given up"))
             if not self._ended.is_set():
                 await self._connect()
             self._turned_s, self._hung = time.monotonic(), False
@@ -357,7 +357,7 @@ class ZooKeeperSession:
         """Send a request by kazoo, and await its result.
 
         Raises:
-            ZooKeeperAway: the connection or the session ended.
+            ZooKeeperUnavailable: the connection or the session ended.
             KafkaError: ZooKeeper refused the request.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
@@ -400,7 +400,7 @@ class ZooKeeperSession:
             exceptions.SessionMovedError,
         )
         if isinstance(error, away):
-            return ZooKeeperAway(f"ZooKeeper at {self.address}: {name}")
+            return ZooKeeperUnavailable(f"ZooKeeper at {self.address}: {name}")
         return KafkaError(f"ZooKeeper at {self.address}: {name}: {error}")
 
 

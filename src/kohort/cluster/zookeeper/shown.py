@@ -95,7 +95,7 @@ class BrokerInZooKeeper:
         node.metrics.mirror = mirror.meter
         node.on_rebalanced = mirror.request_early_run
         self._coordination.on_changes(mirror.request_early_run)
-        self._run_in_background(mirror.watch(), "groups in ZooKeeper")
+        self._run_in_background(mirror.mirror_at_intervals(), "groups in ZooKeeper")
         self._run_in_background(mirror_leader_topics(self._coordination, node), "topics in ZooKeeper")
 
     async def close(self) -> None:

@@ -28,10 +28,10 @@ from typing import ClassVar
 from kohort.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from kohort.errors import NO_ERROR, ErrorCode
 from kohort.groups.classic.members import PREPARING, STABLE, ClassicMember, ClassicMembers, DeferredNotification
-from kohort.groups.effects import HeartbeatReply, Meter
+from kohort.groups.effects import CoordinatorMeter, HeartbeatReply
 from kohort.groups.events import Heartbeat
 from kohort.groups.failure_detector import LATE_MS, DetectorSettings
-from kohort.groups.long_polling import Release
+from kohort.groups.long_polling import LongPollEnd
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
 
@@ -104,16 +104,16 @@ class ClassicNotification(ClassicMembers):
         deferral = self.deferral
         if deferral is None:
             return ErrorCode.REBALANCE_IN_PROGRESS
-        due_ms = None if member.join_request is not None else member.due_ms(DETECTOR_SETTINGS)
+        due_ms = None if member.join_request is not None else member.next_request_due_ms(DETECTOR_SETTINGS)
         if due_ms is not None and due_ms <= deferral.until_ms:
             deferral.awaited[member.member_id] = None
             return ErrorCode.NONE
         deferral.awaited.pop(member.member_id, None)
         return ErrorCode.REBALANCE_IN_PROGRESS
 
-    def answer_long_poll(self, step: Step, member: ClassicMember, event: Heartbeat, why: Release) -> None:
+    def answer_long_poll(self, step: Step, member: ClassicMember, event: Heartbeat, why: LongPollEnd) -> None:
         """Answer a delayed heartbeat with what a new one would get now; with NONE if its connection has ended."""
-        if why is Release.DISCONNECTED:
+        if why is LongPollEnd.DISCONNECTED:
             step.reply(event.request, HeartbeatReply(ErrorCode.NONE))
             return
         step.reply(event.request, HeartbeatReply(self.heartbeat_error_code(step, member)))
@@ -166,11 +166,11 @@ class ClassicNotification(ClassicMembers):
             deferral.extended = True
         else:
             last_ms = now_ms + min(self.longest_tolerant_interval_ms(), self.rebalance_timeout_ms() // USUAL_PART)
-            dues = [member.due_ms(DETECTOR_SETTINGS) for member in awaited]
+            dues = [member.next_request_due_ms(DETECTOR_SETTINGS) for member in awaited]
             due_ms = max((last_ms if due_ms is None else due_ms for due_ms in dues), default=now_ms)
             deferral.until_ms = min(due_ms + LATE_MS, last_ms)
             deferral.extended = False
-        step.deadlines.set(deferral.timer, deferral.until_ms)
+        step.deadlines.set_timer(deferral.timer, deferral.until_ms)
 
     def on_notification_deadline(self, step: Step, subject: str) -> None:
         """End the deferral at its deadline and notify all members, unless an awaited member has become suspected.
@@ -212,7 +212,7 @@ class ClassicNotification(ClassicMembers):
         notified = [member for member in self.members.values() if member.long_poll is not None]
         for member in notified:
             self.end_long_poll(step, member)
-        step.count(Meter.HELD_TOLD, len(notified))
+        step.count_meter(CoordinatorMeter.HELD_TOLD, len(notified))
 
     def end_deferral(self) -> None:
         """End the deferral, if there is one, and stop its timer."""

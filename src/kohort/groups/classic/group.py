@@ -111,7 +111,7 @@ class ClassicRequests(ClassicRebalance):
     def joining_protocol_error(self, step: Step, event: JoinGroup) -> ErrorCode:
         """Return why a member's protocols do not fit the group, NONE if they do."""
         too_many = len(event.protocols) > step.config.protocols_max
-        if too_many or not self.supports(event.protocol_type, event.protocols):
+        if too_many or not self.supports_protocols(event.protocol_type, event.protocols):
             return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
         return ErrorCode.GROUP_MAX_SIZE_REACHED if self.would_outgrow_record(step, event) else ErrorCode.NONE
 
@@ -177,7 +177,7 @@ class ClassicRequests(ClassicRebalance):
         if self.state is GroupState.PREPARING_REBALANCE and self.previous_state is GroupState.EMPTY:
             self.newcomer = True
         self.add_member(step, member, event.request)
-        member.bind(step, event.connection)
+        member.bind_connection(step, event.connection)
         step.start_timer(member.session, step.config.new_member_timeout_ms)
         text = f"member {member_id} joined (reason: {event.reason or 'not given'})"
         self.rebalance_after_change(step, Cause(RebalanceReason.JOINED, text, member_id))
@@ -196,7 +196,7 @@ class ClassicRequests(ClassicRebalance):
         leads = self.is_leader(event.member_id)
         settled = self.state is GroupState.COMPLETING_REBALANCE or (self.state is GroupState.STABLE and not leads)
         if settled and unchanged:
-            member.touch(step, member.session_timeout_ms)
+            member.restart_session_if_connected(step, member.session_timeout_ms)
             step.reply(event.request, self.join_reply(member))
             return ErrorCode.NONE
         cause = self.rejoin_cause(step, member, event)
@@ -240,7 +240,7 @@ class ClassicRequests(ClassicRebalance):
         self.release_awaited_member(step, old, ErrorCode.FENCED_INSTANCE_ID)
         self.count_votes(old, -1)
         old.session.cancel()
-        old.unbind(step)
+        old.unbind_connection(step)
         del self.members[old.member_id]
         self.members[new.member_id] = new
         self.static_ids[event.instance_id] = new.member_id
@@ -249,9 +249,9 @@ class ClassicRequests(ClassicRebalance):
         if self.pending_sync.pop(old.member_id, "") is None:
             self.pending_sync[new.member_id] = None
         self.count_votes(new, 1)
-        new.bind(step, event.connection)
+        new.bind_connection(step, event.connection)
         self.update_member(step, new, event)
-        new.touch(step, new.session_timeout_ms)
+        new.restart_session_if_connected(step, new.session_timeout_ms)
         step.log(
             self.group_id,
             f"static member {event.instance_id} replaced: its member id is {new.member_id}, was {old.member_id}",
@@ -287,7 +287,7 @@ class ClassicRequests(ClassicRebalance):
 
     def write_group_record(self, step: Step) -> None:
         """Write the group's record, and update the subscriptions from it."""
-        members = tuple(member.saved(self.protocol) for member in self.members.values())
+        members = tuple(member.to_saved_member(self.protocol) for member in self.members.values())
         step.emit(
             GroupSaved(
                 self.group_id,
@@ -328,7 +328,7 @@ class ClassicRequests(ClassicRebalance):
         member = self.members[event.member_id]
         self.record_member_sync(step, event.member_id)
         if self.state is GroupState.STABLE:
-            member.touch(step, member.session_timeout_ms)
+            member.restart_session_if_connected(step, member.session_timeout_ms)
             step.reply(event.request, self.sync_reply(member))
             return ErrorCode.NONE
         if member.sync_request is not None:
@@ -356,7 +356,7 @@ class ClassicRequests(ClassicRebalance):
         self.report_rebalance_completed(step)
         for member in self.members.values():
             if member.answer_sync(step, self.sync_reply(member)):
-                member.touch(step, member.session_timeout_ms)
+                member.restart_session_if_connected(step, member.session_timeout_ms)
 
     def refuse_generation(self, step: Step) -> None:
         """Refuse a generation whose assignment does not fit into a record, so that members stop retrying it."""
@@ -381,7 +381,7 @@ class ClassicRequests(ClassicRebalance):
             if member.connection != event.connection or member.lost:
                 member.on_member_request(step, event.connection)
             self.on_member_heartbeat(step, member, event)
-            member.touch(step, member.session_timeout_ms)
+            member.restart_session_if_connected(step, member.session_timeout_ms)
             if self.delay_heartbeat(step, member, event):
                 return
             error = self.heartbeat_error_code(step, member)
@@ -450,7 +450,7 @@ class ClassicRequests(ClassicRebalance):
             if member.instance_id is not None:
                 self.static_ids[member.instance_id] = member.member_id
             self.count_votes(member, 1)
-            member.touch(step, member.session_timeout_ms)
+            member.restart_session_if_connected(step, member.session_timeout_ms)
         self.subscribed = self.read_subscriptions()
         if not self.members:
             return
@@ -473,7 +473,7 @@ class ClassicRequests(ClassicRebalance):
         member = self.members.get(member_id)
         if member is None or member.connection != event.connection:
             return
-        self.lose_connection(
+        self.handle_connection_end(
             step,
             member,
             event,
@@ -655,7 +655,7 @@ class ClassicGroup(ClassicRequests):
             return False
         return event.connection == member.connection and COOPERATIVE not in (self.protocol or "")
 
-    def committed(self, step: Step, event: OffsetCommit) -> None:
+    def on_offsets_committed(self, step: Step, event: OffsetCommit) -> None:
         """Restart a member's session after its accepted OffsetCommit, which counts as a sign of life."""
         member = self.members.get(event.member_id)
         if member is not None and self.state is not COMPLETING:

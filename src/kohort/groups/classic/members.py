@@ -106,7 +106,7 @@ class ClassicMember(MonitoredMember):
         texts = names_bytes((self.member_id, self.instance_id or "", self.client.id, self.client.host))
         return MEMBER_RECORD_OVERHEAD + metadata + texts + len(self.assignment)
 
-    def saved(self, protocol: str | None) -> SavedMember:
+    def to_saved_member(self, protocol: str | None) -> SavedMember:
         """Return the member's entry for the record of a classic group."""
         return SavedMember(
             member_id=self.member_id,
@@ -130,7 +130,7 @@ class ClassicMember(MonitoredMember):
     def on_member_request(self, step: Step, connection: int) -> None:
         """Record a request of the member: bind it to its connection, and end its grace period."""
         if connection != self.connection:
-            self.bind(step, connection)
+            self.bind_connection(step, connection)
         if self.lost:
             self.restart_session(step)
 
@@ -261,7 +261,7 @@ class ClassicMembers(GroupMembership):
             member.size = member.record_bytes()
         self.size += sign * member.size
 
-    def supports(self, protocol_type: str, protocols: tuple[OfferedProtocol, ...]) -> bool:
+    def supports_protocols(self, protocol_type: str, protocols: tuple[OfferedProtocol, ...]) -> bool:
         """Return whether a member with these protocols fits: the same type, and one protocol that all support."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type) and bool(protocols)
@@ -351,17 +351,17 @@ class ClassicMembers(GroupMembership):
     def tombstones(self) -> Iterator[RecordKey]:
         """Yield the keys of the records to remove: of the generation, if one was started, and last of the group."""
         if self.started:
-            yield (Kind.GENERATION, self.group_id)
-        yield (Kind.GROUP, self.group_id)
+            yield (RecordKind.GENERATION, self.group_id)
+        yield (RecordKind.GROUP, self.group_id)
 
-    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: RecordKind, names: list[str]) -> bool:
         """Apply a tombstone; return False: without records the group stays classic, for its offsets.
 
         Only the ledger calls this.
         """
-        if kind is Kind.GROUP:
+        if kind is RecordKind.GROUP:
             self.saved = None
-        elif kind is Kind.GENERATION:
+        elif kind is RecordKind.GENERATION:
             self.started = 0
         return False
 

@@ -85,7 +85,7 @@ class ClassicRebalance(ClassicNotification):
             if member.instance_id is not None:
                 self.static_ids.pop(member.instance_id, None)
             member.session.cancel()
-            member.unbind(step)
+            member.unbind_connection(step)
         if self.leader == member_id:
             self.leader = next(iter(self.members), None)
         self.drop_pending_id(step, member_id)
@@ -119,7 +119,7 @@ class ClassicRebalance(ClassicNotification):
             for member in self.members.values():
                 self.clear_member_assignment(member)
                 if member.answer_sync(step, SyncGroupReply(ErrorCode.REBALANCE_IN_PROGRESS)):
-                    member.touch(step, member.session_timeout_ms)
+                    member.restart_session_if_connected(step, member.session_timeout_ms)
         self.pending_sync.clear()
         self.sync_phase.cancel()
         initial = self.state is GroupState.EMPTY
@@ -154,7 +154,7 @@ class ClassicRebalance(ClassicNotification):
             for member in self.members.values()
             if member.stopped_ms is not None
         ]
-        step.rebalanced(self.group_id, "classic", self.began_ms, still, len(self.members), self.generation)
+        step.report_rebalance(self.group_id, "classic", self.began_ms, still, len(self.members), self.generation)
         self.began_ms = None
         for member in self.members.values():
             member.stopped_ms = None
@@ -248,7 +248,7 @@ class ClassicRebalance(ClassicNotification):
         for member in self.members.values():
             self.answer_join(step, member, self.join_reply(member))
             member.is_new = False
-            member.touch(step, member.session_timeout_ms)
+            member.restart_session_if_connected(step, member.session_timeout_ms)
         step.start_timer(self.sync_phase, self.rebalance_timeout_ms())
         step.log(self.group_id, f"generation {self.generation} has {len(self.members)} members")
 

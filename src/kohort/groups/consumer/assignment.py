@@ -37,8 +37,8 @@ from kohort.groups.events import AssignmentComputed, ConsumerGroupHeartbeat, Reg
 from kohort.groups.failure_detector import DetectorSettings
 from kohort.groups.records import (
     EpochBumped,
-    Kind,
     MemberSaved,
+    RecordKind,
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
@@ -47,7 +47,15 @@ from kohort.groups.records import (
 )
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topics import NOTHING, ImageChange, TopicIdPartitions, assignable_topic, metadata_hash, pack, unpack
+from kohort.groups.topics import (
+    NOTHING,
+    ImageChange,
+    TopicIdPartitions,
+    assignable_topic,
+    metadata_hash,
+    pack_partitions,
+    unpack_partitions,
+)
 from kohort.ids import TopicId, TopicPartition, topic_partition
 
 
@@ -74,9 +82,9 @@ class ConsumerMemberChanges(ConsumerReconciliation):
 
     def on_member_heard(self, step: Step, member_id: str, connection: int) -> MemberSoftState:
         """Record a request of a member: bind it to its connection and restart its session."""
-        presence = self.presence(member_id)
+        presence = self.soft_state(member_id)
         if presence.connection != connection:
-            presence.bind(step, connection)
+            presence.bind_connection(step, connection)
         presence.gone_ms = None
         self.restart_session(step, presence, member_id)
         return presence
@@ -90,18 +98,18 @@ class ConsumerMemberChanges(ConsumerReconciliation):
 
         Called when a request has waited for other members, and when a classic member is converted.
         """
-        presence.touch(step, self.session_timeout_ms(step, member_id))
+        presence.restart_session_if_connected(step, self.session_timeout_ms(step, member_id))
 
     def leave_temporarily(self, step: Step, member_id: str) -> None:
         """Write that a static member has left for a while: it keeps its partitions for the rest of its session.
 
         Its waiting requests are refused: a later answer would move the member on, back into the group.
         """
-        presence = self.presence(member_id)
+        presence = self.soft_state(member_id)
         presence.stop_rebalance_timers()
         gone = Refusal(ErrorCode.FENCED_MEMBER_EPOCH, f"Member {member_id} has left the group for a while.")
         self.refuse_waiting_requests(step, presence, gone)
-        step.emit(self.current_assignment(member_id).as_temporarily_left().record(self.group_id, member_id))
+        step.emit(self.current_assignment(member_id).as_temporarily_left().to_record(self.group_id, member_id))
 
     def on_member_protocol_changed(self, step: Step, presence: MemberSoftState, member_id: str) -> None:
         """Refuse a member's waiting requests and stop its timers: it changed between classic and consumer protocol."""
@@ -112,8 +120,8 @@ class ConsumerMemberChanges(ConsumerReconciliation):
     def rejoin_member(self, step: Step, member_id: str) -> None:
         """Let a member that had left temporarily take its place again."""
         current = self.current_assignment(member_id)
-        if current.is_away:
-            step.emit(current.without_epoch().record(self.group_id, member_id))
+        if current.has_left_temporarily:
+            step.emit(current.without_epoch().to_record(self.group_id, member_id))
 
     def replace_member(self, step: Step, old_id: str, new_id: str) -> None:
         """Write the records by which a static member continues under a new id, with its old partitions."""
@@ -125,8 +133,8 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         self.remove_member(step, old_id)
         step.emit(replace(old, member_id=new_id))
         if target is not None:
-            step.emit(TargetAssigned(self.group_id, new_id, pack(target)))
-        step.emit(before.without_epoch().record(self.group_id, new_id))
+            step.emit(TargetAssigned(self.group_id, new_id, pack_partitions(target)))
+        step.emit(before.without_epoch().to_record(self.group_id, new_id))
 
     def remove_member(self, step: Step, member_id: str) -> None:
         """Write the tombstones that remove a member from the group."""
@@ -134,17 +142,17 @@ class ConsumerMemberChanges(ConsumerReconciliation):
         self.excluded.pop(member_id, None)
         if member_id in self.current:
             self.record_partition_downtime(step, member_id, self.current[member_id].assigned, frozenset())
-            step.emit(Tombstone((Kind.CURRENT, self.group_id, member_id)))
+            step.emit(Tombstone((RecordKind.CURRENT, self.group_id, member_id)))
         if member_id in self.targets:
-            step.emit(Tombstone((Kind.TARGET, self.group_id, member_id)))
-        step.emit(Tombstone((Kind.MEMBER, self.group_id, member_id)))
+            step.emit(Tombstone((RecordKind.TARGET, self.group_id, member_id)))
+        step.emit(Tombstone((RecordKind.MEMBER, self.group_id, member_id)))
 
     def forget_removed_member(self, step: Step, member_id: str, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
         """Forget a member that was removed or replaced: stop its timers, and refuse its waiting requests."""
         presence = self.presences.pop(member_id, None)
         if presence is not None:
             presence.cancel_timers()
-            presence.unbind(step)
+            presence.unbind_connection(step)
             self.refuse_waiting_requests(step, presence, Refusal(error, f"Member {member_id} was removed."))
 
     def refuse_waiting_requests(self, step: Step, presence: MemberSoftState, refusal: Refusal) -> None:
@@ -201,7 +209,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         """
         if self.members[member_id].classic_protocols is not None:
             return None
-        if self.current_assignment(member_id).is_away:
+        if self.current_assignment(member_id).has_left_temporarily:
             return step.now.mono_ms
         presence = self.presences.get(member_id)
         return None if presence is None else self.suspected_from_ms(step, presence)
@@ -254,7 +262,7 @@ class ConsumerSuspicion(ConsumerMemberChanges):
         if first_ms is not None:
             if self.watch is None:
                 self.watch = Timer(Deadline.SILENCE, self.group_id)
-            step.deadlines.set(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
+            step.deadlines.set_timer(self.watch, max(first_ms, step.now.mono_ms + SLACK_MS))
 
     def members_short_of_target(self) -> list[str]:
         """Return the members that are included in the newest target and have not reached it yet."""
@@ -311,7 +319,7 @@ def existing_partitions(pairs: TopicIdPartitions, topics: Mapping[str, Topic]) -
     return frozenset((topic_id, number) for topic_id, number in pairs if number < sizes.get(topic_id, 0))
 
 
-def compute(work: ComputeAssignment) -> AssignmentComputed:
+def compute_target_assignment(work: ComputeAssignment) -> AssignmentComputed:
     """Run the assignor for a `ComputeAssignment`, and return the result; any thread or process may call this.
 
     The assignor sees only the partitions that no excluded member keeps, renumbered from 0 within each topic.
@@ -401,7 +409,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         step.log(self.group_id, f"new group epoch {epoch}: {cause.text}", Level.DEBUG)
         if not self.members:
             for regex in list(self.regexes):  # without members nobody keeps them up to date
-                step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
+                step.emit(Tombstone((RecordKind.REGEX, self.group_id, regex)))
             self.computing = -1  # a result for the former members would set the target back
             step.emit(TargetEpochSet(self.group_id, epoch, step.now.wall_ms))
             step.record_group_emptied(self.group_id, epoch)
@@ -451,7 +459,10 @@ class ConsumerAssignment(ConsumerSuspicion):
                 subscribed=subscribed,
                 current={member_id: self.targets.get(member_id, NOTHING) for member_id in subscribed},
                 topics=topics,
-                excluded={member_id: pack(existing_partitions(pairs, topics)) for member_id, pairs in excluded.items()},
+                excluded={
+                    member_id: pack_partitions(existing_partitions(pairs, topics))
+                    for member_id, pairs in excluded.items()
+                },
             )
         )
 
@@ -462,7 +473,7 @@ class ConsumerAssignment(ConsumerSuspicion):
         """
         wanted = {member.subscribed_regex for member in self.members.values() if member.subscribed_regex}
         for regex in [regex for regex in self.regexes if regex not in wanted]:
-            step.emit(Tombstone((Kind.REGEX, self.group_id, regex)))
+            step.emit(Tombstone((RecordKind.REGEX, self.group_id, regex)))
         regexes = tuple(regex for regex in sorted(wanted) if again or regex not in self.regexes)
         if not regexes or self.resolving >= 0:
             return bool(regexes)
@@ -544,7 +555,7 @@ class ConsumerAssignment(ConsumerSuspicion):
             return False
         for member_id in self.members:
             target = event.assignment.get(member_id, ())
-            if member_id not in self.targets or self.targets[member_id] != unpack(target):
+            if member_id not in self.targets or self.targets[member_id] != unpack_partitions(target):
                 step.emit(TargetAssigned(event.group_id, member_id, target))
         step.emit(TargetEpochSet(event.group_id, event.epoch, step.now.wall_ms))
         return True

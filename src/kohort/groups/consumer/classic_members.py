@@ -190,7 +190,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
 
     def await_target(self, step: Step, event: JoinGroup, member_id: str) -> None:
         """Keep a classic member's JoinGroup waiting until the target assignment of its epoch is computed."""
-        presence = self.presence(member_id)
+        presence = self.soft_state(member_id)
         again = Refusal(ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} has sent another JoinGroup.")
         self.refuse_waiting_requests(step, presence, again)
         presence.joining, presence.awaited_epoch = event, self.epoch
@@ -297,7 +297,7 @@ class ConsumerClassicMembers(ConsumerAssignment):
 
     def start_rejoin_timeout(self, step: Step, member: MemberSaved) -> None:
         """Start the rebalance timeout of a classic member that was told to join again, unless it runs already."""
-        timer = self.presence(member.member_id).join_phase
+        timer = self.soft_state(member.member_id).join_phase
         if timer.due_ms is None:
             step.start_timer(timer, member.rebalance_timeout_ms)
 

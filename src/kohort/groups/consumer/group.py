@@ -53,12 +53,12 @@ from kohort.groups.events import (
     TopicsChanged,
     TxnOffsetCommit,
 )
-from kohort.groups.long_polling import Release
+from kohort.groups.long_polling import LongPollEnd
 from kohort.groups.records import MemberSaved, ReconciliationState
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
-from kohort.groups.topics import TopicIdPartitions, pack, unpack
+from kohort.groups.topics import TopicIdPartitions, pack_partitions, unpack_partitions
 from kohort.ids import TopicId
 
 SPREAD_FROM = 500
@@ -79,7 +79,7 @@ def heartbeat_epoch_refusal(current: CurrentAssignment, event: ConsumerGroupHear
         epoch < current.member_epoch
         and epoch == current.previous_epoch
         and event.owned is not None
-        and unpack(event.owned) <= current.assigned
+        and unpack_partitions(event.owned) <= current.assigned
     )
     if lost_reply:
         return None
@@ -182,7 +182,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             return Refusal(
                 ErrorCode.UNKNOWN_MEMBER_ID, f"Member {member_id} is not a member of group {event.group_id}."
             )
-        if self.presence(member_id).overdue:
+        if self.soft_state(member_id).overdue:
             text = (
                 f"Member {member_id} did not give its partitions up within its rebalance timeout and must join again."
             )
@@ -195,7 +195,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             text = f"Static member {new_id} with instance id {event.instance_id} was fenced by member {old_id}."
             return Refusal(ErrorCode.FENCED_INSTANCE_ID, text)
         old = self.members[old_id]
-        if old.classic_protocols is None and not self.current_assignment(old_id).is_away:
+        if old.classic_protocols is None and not self.current_assignment(old_id).has_left_temporarily:
             text = (
                 f"Static member {new_id} with instance id {event.instance_id} cannot join the group because the "
                 f"instance id is owned by {old_id} member."
@@ -242,12 +242,12 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     def answer_heartbeat(self, step: Step, event: ConsumerGroupHeartbeat, member_id: str) -> None:
         """Move a member one step towards its target; send it any change, or delay the reply until there is one."""
         before = self.current_assignment(member_id)
-        owned = None if event.owned is None else unpack(event.owned)
+        owned = None if event.owned is None else unpack_partitions(event.owned)
         after = self.reconcile_member(step, member_id, owned)
         moved = after is not before and after.assigned != before.assigned  # sets compare each element, also of the same
         told = moved or after.member_epoch != event.member_epoch or is_full_heartbeat(event)
         settled = after.is_reconciled_to(self.epoch)
-        presence = self.presence(member_id)
+        presence = self.soft_state(member_id)
         if (
             settled
             and not told
@@ -272,7 +272,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 member_id,
                 after.member_epoch,
                 interval,
-                pack(after.assigned) if told else None,
+                pack_partitions(after.assigned) if told else None,
             ),
         )
 
@@ -291,7 +291,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         return self.begin_long_poll(step, presence, event, limit)
 
     def answer_long_poll(
-        self, step: Step, presence: MemberSoftState, event: ConsumerGroupHeartbeat, why: Release
+        self, step: Step, presence: MemberSoftState, event: ConsumerGroupHeartbeat, why: LongPollEnd
     ) -> None:
         """Answer a delayed heartbeat; the member moves on whether or not the reply reaches it."""
         self.answer_heartbeat(step, event._replace(delay_ms=0), presence.session.subject)
@@ -424,7 +424,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         """
         self.settings = step.settings.get(self.group_id, self.settings)
         for member_id, member in self.members.items():
-            presence = self.presence(member_id)
+            presence = self.soft_state(member_id)
             step.start_timer(presence.session, self.session_timeout_ms(step, member_id))
             presence.heard_ms = step.now.mono_ms
             unrevoked = self.current_assignment(member_id).state is ReconciliationState.UNREVOKED_PARTITIONS
@@ -450,7 +450,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
         presence, member = self.presences.get(member_id), self.members.get(member_id)
         if presence is None or presence.connection != event.connection or member is None:
             return
-        self.lose_connection(
+        self.handle_connection_end(
             step,
             presence,
             event,
@@ -633,14 +633,14 @@ class ConsumerGroup(ConsumerHeartbeat):
         is_unknown = error is ErrorCode.STALE_MEMBER_EPOCH and not event.knows_stale_epoch
         return ErrorCode.ILLEGAL_GENERATION if is_unknown else error
 
-    def committed(self, step: Step, event: OffsetCommit) -> None:
+    def on_offsets_committed(self, step: Step, event: OffsetCommit) -> None:
         """Restart a classic member's session after its accepted commit.
 
         In a classic group a commit does so, and the member's client can't tell that the group is not one.
         """
         member = self.members.get(event.member_id)
         if member is not None and member.classic_protocols is not None:
-            presence = self.presence(event.member_id)
+            presence = self.soft_state(event.member_id)
             if not presence.overdue:
                 self.restart_session(step, presence, event.member_id)
 
@@ -691,6 +691,6 @@ def partitions_by_name(pairs: TopicIdPartitions, names: dict[TopicId, str]) -> t
     """Return partitions grouped by topic, with the topics' ids and names, without those of deleted topics."""
     return tuple(
         PartitionsOfTopic(entry.topic_id, names[entry.topic_id], entry.partitions)
-        for entry in pack(pairs)
+        for entry in pack_partitions(pairs)
         if entry.topic_id in names
     )

@@ -29,12 +29,12 @@ from kohort.groups.group import Appliers, GroupMembership
 from kohort.groups.records import (
     EpochBumped,
     HeldPartitions,
-    Kind,
     MemberAssigned,
     MemberSaved,
     ReconciliationState,
     Record,
     RecordKey,
+    RecordKind,
     RegexResolved,
     TargetAssigned,
     TargetEpochSet,
@@ -42,7 +42,7 @@ from kohort.groups.records import (
 from kohort.groups.step import Step
 from kohort.groups.table import UnexpectedTransitionError
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
+from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack_partitions, unpack_partitions
 
 EMPTY, ASSIGNING = GroupState.EMPTY, GroupState.ASSIGNING
 RECONCILING, STABLE = GroupState.RECONCILING, GroupState.STABLE
@@ -64,14 +64,14 @@ class CurrentAssignment:
     since: Mapping[TopicIdPartition, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, record: MemberAssigned) -> CurrentAssignment:
+    def from_record(cls, record: MemberAssigned) -> CurrentAssignment:
         """Build a member's current assignment from its record."""
         return cls(
             record.member_epoch,
             record.previous_epoch,
             record.state,
-            unpack(record.assigned),
-            unpack(record.pending_revocation),
+            unpack_partitions(record.assigned),
+            unpack_partitions(record.pending_revocation),
             {
                 (entry.topic_id, number): epoch
                 for entry in (*record.assigned, *record.pending_revocation)
@@ -79,7 +79,7 @@ class CurrentAssignment:
             },
         )
 
-    def record(self, group_id: str, member_id: str) -> MemberAssigned:
+    def to_record(self, group_id: str, member_id: str) -> MemberAssigned:
         """Return the member's current assignment as a record for the journal."""
         return MemberAssigned(
             group_id,
@@ -98,7 +98,7 @@ class CurrentAssignment:
                 entry.partitions,
                 tuple(self.since.get((entry.topic_id, number), self.member_epoch) for number in entry.partitions),
             )
-            for entry in pack(pairs)
+            for entry in pack_partitions(pairs)
         )
 
     def without_epoch(self) -> CurrentAssignment:
@@ -113,7 +113,7 @@ class CurrentAssignment:
         )
 
     @property
-    def is_away(self) -> bool:
+    def has_left_temporarily(self) -> bool:
         """Whether the member left temporarily and has not joined since."""
         return self.member_epoch == LEFT_FOR_A_WHILE
 
@@ -264,7 +264,7 @@ class ConsumerMembers(GroupMembership):
             return None
         return frozenset(self.subscribed())
 
-    def presence(self, member_id: str) -> MemberSoftState:
+    def soft_state(self, member_id: str) -> MemberSoftState:
         """Return a member's soft state; create it if there is none."""
         presence = self.presences.get(member_id)
         if presence is None:
@@ -320,11 +320,11 @@ class ConsumerMembers(GroupMembership):
         yield EpochBumped(self.group_id, self.epoch, self.metadata_hash)
         yield from self.regexes.values()
         for member_id, target in self.targets.items():
-            yield TargetAssigned(self.group_id, member_id, pack(target))
+            yield TargetAssigned(self.group_id, member_id, pack_partitions(target))
         if self.target_epoch:
             yield TargetEpochSet(self.group_id, self.target_epoch, self.assigned_ms)
         for member_id, current in self.current.items():
-            yield current.record(self.group_id, member_id)
+            yield current.to_record(self.group_id, member_id)
 
     def has_records(self) -> bool:
         """Return True: the group exists from its first record until its epoch's record is removed."""
@@ -332,32 +332,32 @@ class ConsumerMembers(GroupMembership):
 
     def tombstones(self) -> Iterator[RecordKey]:
         """Yield the keys of the members' records, and last that of the epoch."""
-        names: tuple[tuple[Kind, Iterable[str]], ...] = (
-            (Kind.CURRENT, self.current),
-            (Kind.TARGET, self.targets),
-            (Kind.MEMBER, self.members),
-            (Kind.REGEX, self.regexes),
+        names: tuple[tuple[RecordKind, Iterable[str]], ...] = (
+            (RecordKind.CURRENT, self.current),
+            (RecordKind.TARGET, self.targets),
+            (RecordKind.MEMBER, self.members),
+            (RecordKind.REGEX, self.regexes),
         )
         for kind, of_kind in names:
             yield from ((kind, self.group_id, name) for name in of_kind)
         if self.target_epoch:
-            yield (Kind.TARGET_EPOCH, self.group_id)
-        yield (Kind.EPOCH, self.group_id)
+            yield (RecordKind.TARGET_EPOCH, self.group_id)
+        yield (RecordKind.EPOCH, self.group_id)
 
-    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: RecordKind, names: list[str]) -> bool:
         """Apply a tombstone; return True for the epoch's, which is the group's last. Only the ledger calls this."""
-        if kind is Kind.MEMBER:
+        if kind is RecordKind.MEMBER:
             self.drop_member(names[0])
-        elif kind is Kind.TARGET_EPOCH:
+        elif kind is RecordKind.TARGET_EPOCH:
             self.target_epoch = 0
             self._moving = None
-        elif kind is Kind.TARGET:
+        elif kind is RecordKind.TARGET:
             self.targets.pop(names[0], None)
-        elif kind is Kind.CURRENT:
+        elif kind is RecordKind.CURRENT:
             self.drop_current_assignment(names[0])
-        elif kind is Kind.REGEX:
+        elif kind is RecordKind.REGEX:
             self.regexes.pop(names[0], None)
-        return kind is Kind.EPOCH
+        return kind is RecordKind.EPOCH
 
     def apply_epoch(self, record: EpochBumped) -> None:
         """Apply the record of a new epoch, which needs a new target. Only the ledger calls this."""
@@ -372,7 +372,7 @@ class ConsumerMembers(GroupMembership):
 
     def apply_target_assignment(self, record: TargetAssigned) -> None:
         """Apply the record of a member's target. Only the ledger calls this."""
-        self.targets[record.member_id] = unpack(record.partitions)
+        self.targets[record.member_id] = unpack_partitions(record.partitions)
 
     def apply_regex(self, record: RegexResolved) -> None:
         """Apply the record of a resolved regular expression. Only the ledger calls this."""
@@ -417,7 +417,7 @@ class ConsumerMembers(GroupMembership):
     def apply_current_assignment(self, record: MemberAssigned) -> None:
         """Apply the record of a member's new assignment. Only the ledger calls this."""
         self.drop_current_assignment(record.member_id)
-        current = self.current[record.member_id] = CurrentAssignment.of(record)
+        current = self.current[record.member_id] = CurrentAssignment.from_record(record)
         for pair in current.assigned | current.pending:
             self.holders[pair] = record.member_id
         self._note_move(record.member_id)
@@ -528,10 +528,10 @@ class ConsumerReconciliation(ConsumerMembers):
         after = self.next_assignment(member_id, target, owned)
         if (after is before or after == before) and member_id in self.current:
             return after
-        step.emit(after.record(self.group_id, member_id))
+        step.emit(after.to_record(self.group_id, member_id))
         self.record_partition_downtime(step, member_id, before.assigned, after.assigned)
         member = self.members[member_id]
-        presence = self.presence(member_id)
+        presence = self.soft_state(member_id)
         if after.state is ReconciliationState.UNREVOKED_PARTITIONS and member.classic_protocols is None:
             step.start_timer(presence.revocation, member.rebalance_timeout_ms)
         else:
@@ -567,7 +567,7 @@ class ConsumerReconciliation(ConsumerMembers):
             if awaited and not self.current_assignment(left[-1]).is_reconciled_to(self.epoch):
                 return
             left.pop()
-        step.rebalanced(self.group_id, "consumer", self.began_ms, self.still, len(self.members), self.epoch)
+        step.report_rebalance(self.group_id, "consumer", self.began_ms, self.still, len(self.members), self.epoch)
         self.began_ms = None
         self.stopped.clear()
         self.still = []

@@ -39,7 +39,7 @@ from kohort.groups.records import (
     TargetEpochSet,
 )
 from kohort.groups.timers import Timer
-from kohort.groups.topics import TopicIdPartitions, pack
+from kohort.groups.topics import TopicIdPartitions, pack_partitions
 from kohort.ids import TopicId
 
 FIRST_EPOCH = 1
@@ -76,7 +76,7 @@ class GroupConversion:
         """Remove the protocol's records of an empty group, so that the next member determines the protocol."""
         group.membership.cancel_timers()
         if group.membership.has_records():
-            self.context.remove(group)
+            self.context.remove_membership(group)
 
     def begin_consumer_group(self, group_id: str, epoch: int = FIRST_EPOCH) -> ConsumerGroup:
         """Create a consumer group: write its first epoch, and apply settings that were made for its name before."""
@@ -142,16 +142,16 @@ class GroupConversion:
         group_id, generation, before = group.group_id, classic.generation, classic.members
         ends_ms = {member_id: member.session.due_ms for member_id, member in before.items()}
         classic.cancel_timers()
-        context.remove(group)
+        context.remove_membership(group)
         for saved, _ in settled:
             context.emit(replace(saved, group_id=group_id))
         consumer = self.begin_consumer_group(group_id, generation)
         for saved, held in settled:
-            context.emit(TargetAssigned(group_id, saved.member_id, pack(held)))
+            context.emit(TargetAssigned(group_id, saved.member_id, pack_partitions(held)))
         context.emit(TargetEpochSet(group_id, generation, context.now.wall_ms))
         for saved, held in settled:
-            context.emit(CurrentAssignment(generation, generation, assigned=held).record(group_id, saved.member_id))
-            presence, member = consumer.presence(saved.member_id), before[saved.member_id]
+            context.emit(CurrentAssignment(generation, generation, assigned=held).to_record(group_id, saved.member_id))
+            presence, member = consumer.soft_state(saved.member_id), before[saved.member_id]
             presence.take_over_connection(member)
             presence.process = member.client.process
             consumer.restart_connected_session(context, presence, saved.member_id)
@@ -161,7 +161,7 @@ class GroupConversion:
     def keep_old_session(self, session: Timer, ends_ms: int | None) -> None:
         """Keep a member's old session end if its connection has ended: conversion must not give it a new session."""
         if session.due_ms is None and ends_ms is not None:
-            self.context.deadlines.set(session, ends_ms)
+            self.context.deadlines.set_timer(session, ends_ms)
 
     def convert_to_classic(
         self, group_id: str, leaving: str | None = None, joining: tuple[JoinGroup, str] | None = None
@@ -225,7 +225,7 @@ class GroupConversion:
         }
         ends_ms = {name: presence.session.due_ms for name, presence in consumer.presences.items()}
         consumer.cancel_timers()
-        context.remove(context.ledger.group(group_id))
+        context.remove_membership(context.ledger.group(group_id))
         classic = context.ledger.membership(group_id, ClassicGroup)
         classic.protocol_type = CONSUMER_PROTOCOL_TYPE
         for member in kept:
@@ -235,7 +235,7 @@ class GroupConversion:
                 classic.static_ids[member.instance_id] = member.member_id
         protocol = classic.protocol = classic.select_protocol()
         leads = classic.leader = next(iter(classic.members), None)
-        members = tuple(member.saved(protocol) for member in kept)
+        members = tuple(member.to_saved_member(protocol) for member in kept)
         context.emit(GroupSaved(group_id, CONSUMER_PROTOCOL_TYPE, epoch, protocol, leads, context.now.wall_ms, members))
         # After a crash, the rebalance that starts here starts again.
         context.emit(GenerationStarted(group_id, epoch + 1))
@@ -243,7 +243,7 @@ class GroupConversion:
         classic.state = classic.previous_state = GroupState.STABLE
         classic.subscribed = classic.read_subscriptions()
         for member in classic.members.values():
-            member.touch(context, member.session_timeout_ms)
+            member.restart_session_if_connected(context, member.session_timeout_ms)
             self.keep_old_session(member.session, ends_ms.get(member.member_id))
             if (event := joining.get(member.member_id)) is not None:
                 classic.await_join(context, member, event.request)
@@ -278,7 +278,7 @@ def divide_converted_partitions(members: list[ConvertedMember]) -> list[tuple[Me
 
 def to_classic_member(consumer: ConsumerGroup, saved: MemberSaved, names: dict[TopicId, str]) -> ClassicMember:
     """Build a classic group's member from a classic member of a consumer group."""
-    presence = consumer.presence(saved.member_id)
+    presence = consumer.soft_state(saved.member_id)
     client = Client(saved.client_id, saved.client_host, presence.process)
     member = ClassicMember(saved.group_id, saved.member_id, saved.instance_id, client)
     member.take_over_connection(presence)

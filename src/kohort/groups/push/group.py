@@ -28,6 +28,7 @@ from kohort.errors import ErrorCode
 from kohort.groups import admission
 from kohort.groups.effects import (
     Cause,
+    CoordinatorMeter,
     DescribedGroup,
     DescribedMember,
     Downtime,
@@ -35,19 +36,18 @@ from kohort.groups.effects import (
     LeaveGroupReply,
     LeftMember,
     Level,
-    Meter,
     RebalanceReason,
     RegisterConsumerReply,
 )
 from kohort.groups.events import (
     ConnectionLost,
-    ConsumerAnswered,
     LeaveGroup,
     LeavingMember,
     OffsetCommit,
     OffsetsFound,
     OwnerNodesDeleted,
-    PartitionsDivided,
+    PushAssignmentComputed,
+    PushConsumerAnswered,
     PushPosition,
     PushRequestKind,
     RegisterConsumer,
@@ -57,16 +57,16 @@ from kohort.groups.events import (
 from kohort.groups.group import Partition
 from kohort.groups.push.members import PushMember
 from kohort.groups.push.rebalance import PushRebalance
-from kohort.groups.push.requests import first_ping_ms, interval_ms
-from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, Tombstone
+from kohort.groups.push.requests import first_ping_ms, ping_interval_ms
+from kohort.groups.records import PushGroupSaved, PushMemberSaved, RecordKind, Tombstone
 from kohort.groups.step import Step
 from kohort.groups.table import Table, ignored, reaction
 from kohort.groups.timers import Deadline
-from kohort.groups.topics import TopicIdPartitions, unpack
+from kohort.groups.topics import TopicIdPartitions, unpack_partitions
 from kohort.ids import TopicPartition
 
 
-def saved_of(event: RegisterConsumer) -> PushMemberSaved:
+def saved_member_of(event: RegisterConsumer) -> PushMemberSaved:
     """Return the `PushMemberSaved` record of a push consumer's registration."""
     return PushMemberSaved(
         group_id=event.group_id,
@@ -99,7 +99,7 @@ class PushRegistry(PushRebalance):
             member.claim = event
             step.remember_connection(event.connection, event.group_id, event.member_id)
             if member.asked is None:
-                self.advance_member(step, event.member_id)
+                self.send_next_request(step, event.member_id)
 
     def add_member(self, step: Step, event: RegisterConsumer) -> None:
         """Add a consumer that registered for the first time."""
@@ -109,7 +109,7 @@ class PushRegistry(PushRebalance):
             return
         if not self.members:
             step.emit(PushGroupSaved(self.group_id, -1))
-        step.emit(saved_of(event))
+        step.emit(saved_member_of(event))
         member = self.present[event.member_id] = PushMember(self.group_id, event.member_id)
         member.stopped = True
         self.bind_connection(step, member, event)
@@ -119,14 +119,14 @@ class PushRegistry(PushRebalance):
 
     def bind_connection(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
         """Bind a member to the connection that its RegisterConsumer came on, and restart its session."""
-        member.bind(step, event.connection)
+        member.bind_connection(step, event.connection)
         member.process = event.client.process
         member.end_grace(step, self.eviction_timeout_ms(step, self.members[event.member_id]))
         step.reply(event.request, RegisterConsumerReply(ErrorCode.NONE))
 
     def rejoin_member(self, step: Step, member: PushMember, event: RegisterConsumer) -> None:
         """Take back a member that registers again: ping it, then start it, with its old partitions if possible."""
-        saved = saved_of(event)
+        saved = saved_member_of(event)
         before = self.members[event.member_id]
         if saved != before:
             step.emit(saved)
@@ -145,7 +145,7 @@ class PushRegistry(PushRebalance):
         ):
             text = f"member {event.member_id} reads other topics"
             self.request_rebalance(step, Cause(RebalanceReason.SUBSCRIPTION_CHANGED, text, event.member_id))
-        self.advance_member(step, event.member_id)
+        self.send_next_request(step, event.member_id)
 
     def refuse_conflicting_registration(self, step: Step, member: PushMember) -> None:
         """Refuse a second registration of a member's id with FENCED_INSTANCE_ID, because the member is alive."""
@@ -165,7 +165,7 @@ class PushRegistry(PushRebalance):
         """Close a member's connection; its session continues, so that it can register again."""
         step.log(self.group_id, why, Level.WARNING)
         self.close_connection(step, member, why)
-        member.unbind(step)
+        member.unbind_connection(step)
         self.mark_disconnected(step, member)
 
     def mark_disconnected(self, step: Step, member: PushMember) -> None:
@@ -224,8 +224,8 @@ class PushRegistry(PushRebalance):
         del self.present[member_id]
         self.mark_member_started(member_id)
         self.release_partitions(step, member_id)
-        step.emit(Tombstone((Kind.PUSH_MEMBER, self.group_id, member_id)))
-        member.unbind(step)
+        step.emit(Tombstone((RecordKind.PUSH_MEMBER, self.group_id, member_id)))
+        member.unbind_connection(step)
         if not self.members:
             step.emit(PushGroupSaved(self.group_id, step.now.wall_ms))
         self.request_rebalance(step, cause)
@@ -252,7 +252,7 @@ LOGGED_PARTITIONS = 5
 class PushAnswers(PushRegistry):
     """The handling of push consumers' answers, of background results, and of timeouts while they are missing."""
 
-    def on_answered(self, step: Step, event: ConsumerAnswered) -> None:
+    def on_consumer_answered(self, step: Step, event: PushConsumerAnswered) -> None:
         """Process the answer to a consumer's oldest request; ignore one from a former connection."""
         member = self.present.get(event.member_id)
         if member is None or member.connection != event.connection or not member.out:
@@ -266,7 +266,7 @@ class PushAnswers(PushRegistry):
             return  # a Ping was repeated: the next request waits for all its answers
         member.asked = None
         step.start_timer(
-            member.ping, interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved)
+            member.ping, ping_interval_ms(saved) if event.asked is PushRequestKind.PING else first_ping_ms(saved)
         )
         if event.error is not ErrorCode.NONE:
             self.on_request_refused(step, member, event)
@@ -278,9 +278,9 @@ class PushAnswers(PushRegistry):
         else:
             self.on_start_answered(step, member)
         if self.present.get(event.member_id) is member:
-            self.advance_member(step, event.member_id)
+            self.send_next_request(step, event.member_id)
 
-    def commit_positions(self, step: Step, event: ConsumerAnswered) -> None:
+    def commit_positions(self, step: Step, event: PushConsumerAnswered) -> None:
         """Auto commit the changed positions of partitions that the coordinator assigned to the consumer."""
         topics, offsets = step.image.topics, step.offsets_of(self.group_id)
         for position in event.positions:
@@ -293,7 +293,7 @@ class PushAnswers(PushRegistry):
             if known is None or known.offset != position.offset:
                 self.commit_position(step, position)
 
-    def on_request_refused(self, step: Step, member: PushMember, event: ConsumerAnswered) -> None:
+    def on_request_refused(self, step: Step, member: PushMember, event: PushConsumerAnswered) -> None:
         """Handle a consumer's error response to a Stop or a Start: send it a Stop again.
 
         A consumer that repeats the error is disconnected, and its session timeout evicts it.
@@ -348,7 +348,7 @@ class PushAnswers(PushRegistry):
         elif member.asked is PushRequestKind.PING and member.out <= step.config.push_failed_requests_max:
             self.ping_member(step, member, member.out)
         else:
-            step.start_timer(member.ping, interval_ms(saved))
+            step.start_timer(member.ping, ping_interval_ms(saved))
 
     def on_offsets_found(self, step: Step, event: OffsetsFound) -> None:
         """Commit the start offsets that were looked up for partitions without a committed offset.
@@ -367,9 +367,9 @@ class PushAnswers(PushRegistry):
             step.log(self.group_id, f"member {event.member_id} cannot be started: {event.failure}", Level.WARNING)
             self.start_rebalance_backoff(step)
         else:
-            self.advance_member(step, event.member_id)
+            self.send_next_request(step, event.member_id)
 
-    def on_partitions_divided(self, step: Step, event: PartitionsDivided) -> None:
+    def on_partitions_divided(self, step: Step, event: PushAssignmentComputed) -> None:
         """Take over a computed assignment, and select the members that have to move."""
         if self.dividing != event.ticket:
             return
@@ -380,18 +380,20 @@ class PushAnswers(PushRegistry):
             return
         self.matched = event.matched
         targets = {
-            member_id: unpack(given) for member_id, given in event.assignment.items() if member_id in self.members
+            member_id: unpack_partitions(given)
+            for member_id, given in event.assignment.items()
+            if member_id in self.members
         }
         if step.config.push_rebalance == "all" and self.needs_rebalance(targets):
             self.set_members_to_start(targets)
         else:
             self.set_members_to_start(
-                {member_id: want for member_id, want in targets.items() if self.must_move(member_id, want)}
+                {member_id: want for member_id, want in targets.items() if self.needs_restart(member_id, want)}
             )
         self.unregistered = {}
         step.start_timer(self.attempts, self.attempt_timeout_ms())
         for member_id in list(self.moving):
-            self.advance_member(step, member_id)
+            self.send_next_request(step, member_id)
         self.complete_if_all_started(step)
 
     def on_attempt_timeout(self, step: Step, _subject: str) -> None:
@@ -423,7 +425,7 @@ class PushAnswers(PushRegistry):
             f"no answer from {', '.join(silent[:10]) or 'nobody'}",
             Level.ERROR,
         )
-        step.count(Meter.PUSH_FAILED)
+        step.count_meter(CoordinatorMeter.PUSH_FAILED)
         self.attempt = 0
         for member_id in silent:
             text = f"member {member_id} disconnected: no answer during a rebalance"
@@ -436,9 +438,9 @@ class PushAnswers(PushRegistry):
                 self.began_ms = step.now.mono_ms
             self.request_assignment(step)
             for member_id in self.members:
-                self.advance_member(step, member_id)
+                self.send_next_request(step, member_id)
 
-    def on_owners_missing(self, step: Step, event: OwnerNodesDeleted) -> None:
+    def on_owner_nodes_deleted(self, step: Step, event: OwnerNodesDeleted) -> None:
         """Rebalance after owner nodes were deleted in ZooKeeper: stop and start the owners of those partitions."""
         missing = {
             (topic.id, part.partition) for part in event.partitions if (topic := step.image.topics.get(part.topic))
@@ -492,12 +494,13 @@ TABLE: Table = {
         STABLE: reaction("the member is pinged; a conflicting registration that replaces it may read other topics",
                          PushAnswers.on_ping_due, PREPARING),
     },
-    ConsumerAnswered: {
+    PushConsumerAnswered: {
         EMPTY: _NO_MEMBERS,
-        PREPARING: reaction("the last awaited member has been started", PushAnswers.on_answered, STABLE),
-        STABLE: reaction("a member that may read other partitions is stopped", PushAnswers.on_answered, PREPARING),
+        PREPARING: reaction("the last awaited member has been started", PushAnswers.on_consumer_answered, STABLE),
+        STABLE: reaction("a member that may read other partitions is stopped",
+                         PushAnswers.on_consumer_answered, PREPARING),
     },
-    PartitionsDivided: {
+    PushAssignmentComputed: {
         EMPTY: _NO_REBALANCE,
         PREPARING: reaction("members are moved; without any to move the rebalance is complete",
                             PushAnswers.on_partitions_divided, STABLE),
@@ -525,8 +528,8 @@ TABLE: Table = {
     },
     OwnerNodesDeleted: {
         EMPTY: _NO_MEMBERS,
-        PREPARING: reaction("another rebalance follows", PushAnswers.on_owners_missing),
-        STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owners_missing, PREPARING),
+        PREPARING: reaction("another rebalance follows", PushAnswers.on_owner_nodes_deleted),
+        STABLE: reaction("the owners that ZooKeeper shows were deleted", PushAnswers.on_owner_nodes_deleted, PREPARING),
     },
 }  # fmt: skip
 """The transitions of a push group: an entry for each event in each state."""

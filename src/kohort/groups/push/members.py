@@ -13,9 +13,9 @@ from kohort.groups.effects import Cause, Downtime, GroupState
 from kohort.groups.events import PushRequestKind, RegisterConsumer
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import Appliers, GroupMembership
-from kohort.groups.records import Kind, PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey
+from kohort.groups.records import PushGroupSaved, PushMemberSaved, PushOwned, Record, RecordKey, RecordKind
 from kohort.groups.timers import Deadline, Timer
-from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack, unpack
+from kohort.groups.topics import NOTHING, TopicIdPartition, TopicIdPartitions, pack_partitions, unpack_partitions
 from kohort.ids import TopicId
 
 
@@ -174,7 +174,7 @@ class PushMembers(GroupMembership):
             yield self.saved
         yield from self.members.values()
         for member_id, pairs in self.owned.items():
-            yield PushOwned(self.group_id, member_id, pack(pairs))
+            yield PushOwned(self.group_id, member_id, pack_partitions(pairs))
 
     def has_records(self) -> bool:
         """Return whether the group's record was written."""
@@ -182,8 +182,8 @@ class PushMembers(GroupMembership):
 
     def tombstones(self) -> Iterator[RecordKey]:
         """Yield the keys of partitions, members, and last the group."""
-        yield from ((Kind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
-        yield from ((Kind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
+        yield from ((RecordKind.PUSH_OWNED, self.group_id, member_id) for member_id in self.owned)
+        yield from ((RecordKind.PUSH_MEMBER, self.group_id, member_id) for member_id in self.members)
         if self.saved is not None:
             yield self.saved.key
 
@@ -213,7 +213,7 @@ class PushMembers(GroupMembership):
 
     def _apply_owned(self, record: PushOwned) -> None:
         self._release(record.member_id)
-        pairs = unpack(record.partitions)
+        pairs = unpack_partitions(record.partitions)
         if pairs:
             self.owned[record.member_id] = pairs
             self.holders.update(dict.fromkeys(pairs, record.member_id))
@@ -223,13 +223,13 @@ class PushMembers(GroupMembership):
             if self.holders.get(pair) == member_id:
                 del self.holders[pair]
 
-    def apply_tombstone(self, kind: Kind, names: list[str]) -> bool:
+    def apply_tombstone(self, kind: RecordKind, names: list[str]) -> bool:
         """Apply a tombstone; return True for the group's own record, the last one. Only the ledger calls this."""
-        if kind is Kind.PUSH_OWNED:
+        if kind is RecordKind.PUSH_OWNED:
             self._release(names[0])
-        elif kind is Kind.PUSH_MEMBER:
+        elif kind is RecordKind.PUSH_MEMBER:
             self.members.pop(names[0], None)
-        elif kind is Kind.PUSH_GROUP:
+        elif kind is RecordKind.PUSH_GROUP:
             self.saved = None
             return True
         return False

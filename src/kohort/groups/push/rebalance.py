@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from kohort.assignors import MemberSubscription, server_assignor
-from kohort.groups.effects import Cause, DividePartitions, Level, RebalanceReason
-from kohort.groups.events import PartitionsDivided, PushRequestKind, Topic
-from kohort.groups.push.requests import PushRequests, interval_ms
+from kohort.groups.effects import Cause, ComputePushAssignment, Level, RebalanceReason
+from kohort.groups.events import PushAssignmentComputed, PushRequestKind, Topic
+from kohort.groups.push.requests import PushRequests, ping_interval_ms
 from kohort.groups.records import PushMemberSaved
 from kohort.groups.step import Step
 from kohort.groups.topics import (
@@ -24,7 +24,7 @@ from kohort.groups.topics import (
     TopicIdPartition,
     TopicIdPartitions,
     assignable_topic,
-    pack,
+    pack_partitions,
     topic_id_partition_sort_key,
 )
 from kohort.ids import TopicId, TopicPartition
@@ -45,12 +45,12 @@ AGAIN_CAUSES_MAX = 10
 Matched = Mapping[tuple[str, bool], frozenset[str]]
 
 
-def divide_partitions(
-    work: DividePartitions,
+def compute_push_assignment(
+    work: ComputePushAssignment,
     match: Callable[[str, Iterable[str]], Iterable[str]],
     visible: Callable[[Iterable[str]], Iterable[str]] = list,
-) -> PartitionsDivided:
-    """Compute the assignment that a `DividePartitions` asks for.
+) -> PushAssignmentComputed:
+    """Compute the assignment that a `ComputePushAssignment` asks for.
 
     `match` is the caller's regular expression engine; patterns select only topics that `visible` returns.
     """
@@ -79,8 +79,8 @@ def divide_partitions(
     if takers:
         for taker, parts in server_assignor(ASSIGNORS[work.assignor]).assign(takers, infos).items():
             given[member_of[taker]].update((work.topics[topic].id, number) for topic, number in parts)
-    shares = {member_id: pack(pairs) for member_id, pairs in given.items()}
-    return PartitionsDivided(work.group_id, work.ticket, shares, matched)
+    shares = {member_id: pack_partitions(pairs) for member_id, pairs in given.items()}
+    return PushAssignmentComputed(work.group_id, work.ticket, shares, matched)
 
 
 def selected_topics(
@@ -163,7 +163,7 @@ class PushRebalance(PushRequests):
             return
         self.dividing = step.next_task_number()
         step.begin_task(
-            DividePartitions(
+            ComputePushAssignment(
                 group_id=self.group_id,
                 ticket=self.dividing,
                 assignor=step.config.push_assignor,
@@ -178,9 +178,9 @@ class PushRebalance(PushRequests):
 
         No owner is known, a partition has no owner, a partition is gone, or its owner changes. Source: spec 4.7.
         """
-        return any(self.must_move(member_id, want) for member_id, want in targets.items())
+        return any(self.needs_restart(member_id, want) for member_id, want in targets.items())
 
-    def must_move(self, member_id: str, want: TopicIdPartitions) -> bool:
+    def needs_restart(self, member_id: str, want: TopicIdPartitions) -> bool:
         """Return whether a member needs a Stop and a Start in this rebalance.
 
         It gets other partitions, has been sent a Stop, or its owner nodes in ZooKeeper were deleted.
@@ -191,7 +191,7 @@ class PushRebalance(PushRequests):
 
     def attempt_timeout_ms(self) -> int:
         """Return the time limit of an attempt: three request intervals of the slowest member (Stop, Ping, Start)."""
-        return 3 * max(interval_ms(saved) for saved in self.members.values())
+        return 3 * max(ping_interval_ms(saved) for saved in self.members.values())
 
     def complete_if_all_started(self, step: Step) -> None:
         """Complete the rebalance if all members have been started; start another one if something changed meanwhile."""
@@ -200,7 +200,7 @@ class PushRebalance(PushRequests):
         began_ms, still, again, causes = self.began_ms, self.still, self.again, self.again_causes
         self.end_rebalance()
         step.mark_for_zookeeper(self.group_id)
-        step.rebalanced(self.group_id, "push", began_ms, still, len(self.members), -1)
+        step.report_rebalance(self.group_id, "push", began_ms, still, len(self.members), -1)
         if again:
             text = "something changed during the last rebalance"
             for cause in causes[:-1]:

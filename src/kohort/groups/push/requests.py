@@ -4,7 +4,7 @@ Answers have no number. So only one request is unanswered at a time, and only a 
 not a repetition tells the consumer that all its answers have arrived. The consumer's lease counts from the last of
 them, so every such request permits it to go on.
 
-If nothing is unanswered, `advance_member` chooses the next request:
+If nothing is unanswered, `send_next_request` chooses the next request:
 
 | the consumer | request |
 |---|---|
@@ -21,12 +21,19 @@ from __future__ import annotations
 
 import zlib
 
-from kohort.groups.effects import DismissConsumer, FindOffsets, Meter, PingConsumer, StartConsumer, StopConsumer
+from kohort.groups.effects import (
+    CoordinatorMeter,
+    DisconnectConsumer,
+    FindOffsets,
+    PingConsumer,
+    StartConsumer,
+    StopConsumer,
+)
 from kohort.groups.events import PushPosition, PushRequestKind
 from kohort.groups.push.members import PushMember, PushMembers
-from kohort.groups.records import Kind, OffsetCommitted, PushMemberSaved, PushOwned, Tombstone
+from kohort.groups.records import OffsetCommitted, PushMemberSaved, PushOwned, RecordKind, Tombstone
 from kohort.groups.step import Step
-from kohort.groups.topics import TopicIdPartition, TopicIdPartitions, pack
+from kohort.groups.topics import TopicIdPartition, TopicIdPartitions, pack_partitions
 from kohort.ids import NO_POSITION, TopicPartition
 
 PARTS = 3
@@ -35,14 +42,14 @@ SPREAD = 1_000
 """The number of moments, within half an interval, over which the Pings after a Start are spread by member id."""
 
 
-def interval_ms(saved: PushMemberSaved) -> int:
+def ping_interval_ms(saved: PushMemberSaved) -> int:
     """Return the time, in ms, from a consumer's answer to its next Ping; an answer may take as long."""
     return max(1, saved.session_timeout_ms // PARTS)
 
 
 def first_ping_ms(saved: PushMemberSaved) -> int:
     """Return the delay of the first Ping after a Start, which many other members may have got at the same time."""
-    interval = interval_ms(saved)
+    interval = ping_interval_ms(saved)
     return interval - interval * (zlib.crc32(saved.member_id.encode()) % SPREAD) // (2 * SPREAD)
 
 
@@ -54,11 +61,11 @@ class PushRequests(PushMembers):
 
         This is its session timeout, or the time of `push_failed_requests_max` request intervals if that is longer.
         """
-        return max(saved.session_timeout_ms, step.config.push_failed_requests_max * interval_ms(saved))
+        return max(saved.session_timeout_ms, step.config.push_failed_requests_max * ping_interval_ms(saved))
 
     # -- requests
 
-    def advance_member(self, step: Step, member_id: str) -> None:
+    def send_next_request(self, step: Step, member_id: str) -> None:
         """Send the next request if nothing is unanswered and the consumer is connected."""
         member = self.present[member_id]
         if member.asked is not None or member.is_gone:
@@ -85,8 +92,8 @@ class PushRequests(PushMembers):
         """Send a request, and set the timer for its answer."""
         member.asked = asking
         member.out += 1
-        step.push(member.connection, value)
-        step.start_timer(member.ping, interval_ms(self.members[member.session.subject]))
+        step.send_push_frame(member.connection, value)
+        step.start_timer(member.ping, ping_interval_ms(self.members[member.session.subject]))
 
     def ping_member(self, step: Step, member: PushMember, retries: int = 0) -> None:
         """Send a Ping, which asks whether a consumer is alive and for its positions."""
@@ -116,7 +123,7 @@ class PushRequests(PushMembers):
             self.lookup_offsets(step, member, newer or missing, from_begin=bool(newer) or saved.from_begin)
             return
         if self.owned_by(member_id) != frozenset(named.values()):
-            step.emit(PushOwned(self.group_id, member_id, pack(named.values())))
+            step.emit(PushOwned(self.group_id, member_id, pack_partitions(named.values())))
         at = {part: offsets[part].offset if part in offsets else NO_POSITION for part in named}
         positions = tuple(PushPosition(part.topic, part.partition, offset) for part, offset in at.items())
         self.send_request(step, member, PushRequestKind.START, StartConsumer(self.group_id, member_id, positions))
@@ -159,20 +166,20 @@ class PushRequests(PushMembers):
         """Write the committed offset of one partition."""
         topic, partition, offset = position
         step.emit(OffsetCommitted(self.group_id, topic, partition, offset, -1, "", step.now.wall_ms))
-        step.count(Meter.OFFSET_COMMITS)
+        step.count_meter(CoordinatorMeter.OFFSET_COMMITS)
 
     def release_partitions(self, step: Step, member_id: str) -> None:
         """Free a member's partitions, and advance the members that wait for them."""
         pairs = self.owned_by(member_id)
         if not pairs:
             return
-        step.emit(Tombstone((Kind.PUSH_OWNED, self.group_id, member_id)))
+        step.emit(Tombstone((RecordKind.PUSH_OWNED, self.group_id, member_id)))
         for taker in self.members_waiting_for(pairs):
             if taker != member_id and taker in self.present:
-                self.advance_member(step, taker)
+                self.send_next_request(step, taker)
 
     def close_connection(self, step: Step, member: PushMember, why: str) -> None:
         """End a member's connection, if it has one."""
         if not member.is_gone:
-            value = DismissConsumer(self.group_id, member.session.subject, why)
-            step.push(member.connection, value)
+            value = DisconnectConsumer(self.group_id, member.session.subject, why)
+            step.send_push_frame(member.connection, value)

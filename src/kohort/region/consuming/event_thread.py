@@ -18,7 +18,7 @@ from kohort.client.consumer.core import WakeupError
 from kohort.client.offsets import OffsetAndMetadata
 from kohort.errors import FencedError, InvalidInputError, KafkaError, NotAuthorizedError, OffsetError
 from kohort.ids import TopicPartition
-from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_and_metadata, partition_of
+from kohort.region.consuming.member_thread import COMMIT_MS, MemberThread, offset_and_metadata, to_topic_partition
 from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.consuming.staging import RowStager, sink_retry_wait
@@ -28,7 +28,7 @@ from kohort.region.member import events
 from kohort.region.member.events import Effect
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import CheckpointAttempt
-from kohort.region.records import Part, Position, part_of
+from kohort.region.records import Part, Position, to_part
 from kohort.region.sinks.availability import is_permanent_error, is_temporary_error
 from kohort.region.staged import Staged
 
@@ -79,7 +79,7 @@ class EventThread(MemberThread):
         super().__init__(machine, consumer, publishers, config)
         self._flow, self._stager, self._callbacks = flow, stager, callbacks
         self._states = config.states
-        self._sweeper = None if config.states is None else KeyedStateSweeper(config.states.place, machine.name)
+        self._sweeper = None if config.states is None else KeyedStateSweeper(config.states.store, machine.name)
         self._waiting, self._sink_wait = _Waiting(), sink_retry_wait(machine.name)
         self._reads: set[TopicPartition] = set()
         self._resumed: set[TopicPartition] = set()
@@ -88,7 +88,7 @@ class EventThread(MemberThread):
         self._polled_s = 0.0
         self._end_by: tuple[float, float] | None = None
         self.late = ""
-        flow.on_change(self._flow_changed)
+        flow.set_change_callback(self._flow_changed)
 
     def _flow_changed(self) -> None:
         """Wake the thread after a table was taken or finished, if a drain, a reset or a full queue waits for that."""
@@ -138,14 +138,14 @@ class EventThread(MemberThread):
             self._poll()
 
     def _thread_ended(self, error: BaseException | None) -> None:
-        self._flow.end(error)
+        self._flow.end_queue(error)
         if self._sweeper is not None:
             self._sweeper.close()
 
     # -- polling
 
     def _poll(self) -> None:
-        self._full = self._flow.room() < self._most()
+        self._full = self._flow.free_record_count() < self._most()
         reading = self._polls and self._waiting.drain is None and not self._full
         self._resume(self._reads if reading else set())
         self._news.clear()
@@ -166,7 +166,7 @@ class EventThread(MemberThread):
 
     def _poll_once(self) -> pa.RecordBatch | None:
         """Poll for as many records as the application takes at once: a poll costs about the same for more records."""
-        most = max(self._most(), min(self._flow.room(), self._flow.at_once))
+        most = max(self._most(), min(self._flow.free_record_count(), self._flow.at_once))
         try:
             return self._consumer.poll_arrow(POLL_MS, max_records=most)
         except WakeupError:
@@ -193,7 +193,7 @@ class EventThread(MemberThread):
         moved = {part: now[part] for part in self._reads if part in now and now[part] != self._at.get(part)}
         self._at.update(moved)
         ends = {self._parts[at]: _position(self._parts[at], where) for at, where in moved.items()}
-        self._flow.put(FetchedTable(pa.Table.from_batches([batch]), ends))
+        self._flow.add_fetched(FetchedTable(pa.Table.from_batches([batch]), ends))
 
     def _data_lost(self, error: OffsetError) -> None:
         """Handle a read position that the log no longer has: skip to the earliest offset, or stop the region."""
@@ -231,7 +231,7 @@ class EventThread(MemberThread):
             self._waiting.drain = None
             self._step(events.DrainAborted(cut, LEFT_UNDONE))
             return
-        offsets = {partition_of(part): offset_and_metadata(at) for part, at in self._ends().items()}
+        offsets = {to_topic_partition(part): offset_and_metadata(at) for part, at in self._ends().items()}
         try:
             if offsets:
                 self._consumer.commit(offsets, timeout_ms=COMMIT_MS)
@@ -261,8 +261,8 @@ class EventThread(MemberThread):
         ends = self._flow.next_offsets()
         now = self._consumer.positions()
         for part in ends:
-            at = now.get(partition_of(part))
-            if at is not None and at.offset > ends[part].offset and not self._flow.queued(part):
+            at = now.get(to_topic_partition(part))
+            if at is not None and at.offset > ends[part].offset and not self._flow.has_records_of(part):
                 ends[part] = _position(part, at)
         return ends
 
@@ -276,9 +276,9 @@ class EventThread(MemberThread):
         self._reads.clear()
         self._at.clear()
         self._later.look_up.clear()
-        self._stager.begin(wanted.epoch)
+        self._stager.begin_epoch(wanted.epoch)
         if self._states is not None:
-            self._states.clear()
+            self._states.forget_all_partitions()
         self.metrics.resets += 1
         if not self.aborting:
             self._callbacks.on_reset(wanted.sequence, wanted.state)
@@ -303,7 +303,7 @@ class EventThread(MemberThread):
             case events.ResumeSubmitting():
                 self._waiting.drain = None
                 self._saves_no_more()
-                self._flow.open()
+                self._flow.open_for_application()
             case events.ResetApplication():
                 self._waiting.drain, self._waiting.go_back = None, effect
                 self._saves_no_more()
@@ -318,23 +318,23 @@ class EventThread(MemberThread):
 
     def _sought(self, position: Position, partition: TopicPartition) -> None:
         self._consumer.seek(partition, offset_and_metadata(position))
-        self._flow.begin(position, part_of(position))
+        self._flow.set_start_offset(position, to_part(position))
         self._at[partition] = offset_and_metadata(position)
         self._reads.add(partition)
         if self._states is not None:
-            self._states.begin(part_of(position), position.state)
+            self._states.set_saved_state(to_part(position), position.state)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
         self._flow.discard_partitions(parts)
-        self._reads -= {partition_of(part) for part in parts}
+        self._reads -= {to_topic_partition(part) for part in parts}
         if self._states is not None:
             self._states.forget_partitions(list(parts))
 
     def _begin_epoch(self, epoch: int, sequence: int, state: bytes | None) -> None:
-        self._stager.begin(epoch)
+        self._stager.begin_epoch(epoch)
         if state is not None:
             self._callbacks.on_reset(sequence, state)
-        self._flow.open()
+        self._flow.open_for_application()
 
     def _save_state(self, cut: CheckpointAttempt) -> None:
         self._waiting.save = cut
@@ -386,7 +386,7 @@ class EventThread(MemberThread):
         log.error("[member %s] leaving the region: its sink refuses the rows for good: %s", self.name, error)
         self._saves_no_more()
         self._error, self.aborting, self._refused = error, True, True
-        self._flow.end(error)
+        self._flow.end_queue(error)
         self.set_close_deadline(LEAVE_S)
         self._step(events.ResetRequested(f"{self.name} could not stage its rows: {error!r}"))
         self._step(events.CloseRequested())

@@ -35,14 +35,14 @@ from kohort.region import messages
 from kohort.region.agreement import UNKNOWN
 from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig, MemberMetrics
-from kohort.region.consuming.starts import look_up
+from kohort.region.consuming.starts import look_up_start_offsets
 from kohort.region.consuming.waits import RetryWait
 from kohort.region.member import events
 from kohort.region.member.events import Effect, Event
 from kohort.region.member.machine import MemberMachine
-from kohort.region.message_codec import UnknownMessageError, decode_order, encode
-from kohort.region.messages import CheckpointAttempt, Identity, Waiting
-from kohort.region.record_codec import value_of
+from kohort.region.message_codec import UnknownMessageError, decode_order, encode_message
+from kohort.region.messages import CheckpointAttempt, Identity, WaitingForSink
+from kohort.region.record_codec import encode_fact_value
 from kohort.region.records import Contribution, OffsetSpan, Part, Position
 from kohort.region.server import SILENCE_S
 from kohort.region.sinks.availability import is_temporary_error
@@ -95,7 +95,7 @@ class ControlPlaneLink:
     def __init__(
         self,
         reach: Callable[[], Link],
-        connected: Callable[[str], messages.Waiting | None],
+        connected: Callable[[str], messages.WaitingForSink | None],
         heard: Callable[[messages.Order], None],
         failed: Callable[[BaseException], None],
         name: str,
@@ -125,7 +125,7 @@ class ControlPlaneLink:
         """Send a message; drop it without a connection, since a member that reconnects sends its state again."""
         link = self._link
         if link is not None:
-            link.send(encode(report))
+            link.send(encode_message(report))
 
     def close(self) -> None:
         """Close the connection and wait for its thread.
@@ -172,12 +172,12 @@ class ControlPlaneLink:
         self._link = link
         try:
             is_connected = self._is_connected(link)
-            for body in link.bodies(SILENCE_S):
+            for body in link.receive_bodies(SILENCE_S):
                 message = decode_order(body)
-                if isinstance(message, messages.Alive):  # comes every second
-                    link.send(encode(messages.Alive()))
+                if isinstance(message, messages.KeepAlive):  # comes every second
+                    link.send(encode_message(messages.KeepAlive()))
                     is_connected = is_connected or self._is_connected(link)
-                elif is_connected and not isinstance(message, messages.RegionSeen | messages.Declined):
+                elif is_connected and not isinstance(message, messages.RegionStatus | messages.ResetDeclined):
                     self._heard(message)
         except UnknownMessageError as error:
             log.warning(
@@ -197,7 +197,7 @@ class ControlPlaneLink:
             return True
         waits = self._connected(link.identity_for_peer())
         if waits is not None:
-            link.send(encode(waits))
+            link.send(encode_message(waits))
         return waits is None
 
 
@@ -275,7 +275,7 @@ class MemberThread(ABC):
         self.thread.start()
         self._link.start()
 
-    def _connected(self, process: str) -> Waiting | None:
+    def _connected(self, process: str) -> WaitingForSink | None:
         """Read the last checkpoint of each sink, and let the member register with these ids.
 
         The control plane compares them with the region's metadata topic.
@@ -286,13 +286,13 @@ class MemberThread(ABC):
         machine, shown = self.machine, dict[str, int]()
         for place, publisher in self._publishers.items():
             try:
-                shown[place] = publisher.shown()
+                shown[place] = publisher.last_published_id()
             except Exception as error:  # noqa: BLE001 - the member ends with it
                 if not is_temporary_error(error):
                     self._end_with_error(error)
                     return None
                 self.metrics.register_wait_cause = self._compares.record_failure(error)
-                return Waiting(self.metrics.waits_for, machine.name, machine.group, place)
+                return WaitingForSink(self.metrics.waits_for, machine.name, machine.group, place)
         if self._compares.end_wait():
             self.metrics.register_wait_cause = ""
         self.post(
@@ -303,7 +303,7 @@ class MemberThread(ABC):
     def _end_with_error(self, error: BaseException) -> None:
         """End the member with an error that another connection would not repair."""
         self._error = error
-        self.abandon()
+        self.end_without_leaving()
 
     @property
     def name(self) -> str:
@@ -314,12 +314,12 @@ class MemberThread(ABC):
         self._posted.put(event)
         self.wake()
 
-    def abandon(self) -> None:
+    def end_without_leaving(self) -> None:
         """End the member's thread without asking the region for leave."""
         self._over = True
         self.wake()
 
-    def discard(self) -> None:
+    def close_unstarted(self) -> None:
         """Close the consumer of a member whose thread was never started."""
         self._consumer.close()
 
@@ -435,7 +435,7 @@ class MemberThread(ABC):
             return
         asked = waiting.look_up[0]
         try:
-            found = look_up(self._consumer, self._config.start, asked.first, asked.added)
+            found = look_up_start_offsets(self._consumer, self._config.start, asked.first, asked.added)
         except (NotAuthorizedError, OffsetError):
             raise
         except KafkaError as error:
@@ -514,7 +514,7 @@ class MemberThread(ABC):
 
     def _release(self, parts: tuple[Part, ...]) -> None:
         self._forget_partitions(parts)
-        self._released |= {partition_of(part) for part in parts}
+        self._released |= {to_topic_partition(part) for part in parts}
         if self._consumer.wanted() <= self._released:
             self._released.clear()
             self._consumer.release()
@@ -527,7 +527,7 @@ class MemberThread(ABC):
         try:
             if (size := len(state)) > STATE_BYTES_MAX:
                 raise InvalidInputError(f"{size} bytes of state are more than {STATE_BYTES_MAX}: save where it is kept")
-            value_of(self._probe(cut, ends, staged, state))
+            encode_fact_value(self._probe(cut, ends, staged, state))
         except InvalidInputError as error:
             self._step(events.DrainAborted(cut, error.message))
             return
@@ -554,7 +554,7 @@ def _differs(found: OffsetAndMetadata | None, wanted: OffsetAndMetadata) -> bool
     return found is None or found.offset != wanted.offset
 
 
-def partition_of(part: Part) -> TopicPartition:
+def to_topic_partition(part: Part) -> TopicPartition:
     """Convert a region's partition to Kafka's `TopicPartition`, which has no topic id."""
     return TopicPartition(part.topic, part.partition)
 

@@ -52,7 +52,7 @@ class SinkPublisher:
             self._wanted = order
             self._lock.notify_all()
 
-    def shown(self) -> int:
+    def last_published_id(self) -> int:
         """Return the id of the last checkpoint that is published in the sink."""
         return self._sink.published()
 

@@ -56,7 +56,7 @@ class _Units:
         self._settled_tables = self._settled_keys = 0
         self._small = 0  # the last `_small` tables are small
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         self.tables, self.staged = [], []
         self.bytes = self._unit = self._given = self._settled_tables = self._settled_keys = 0
         self._epoch, self._small = epoch, 0
@@ -72,7 +72,7 @@ class _Units:
         self.bytes += size
         self._small = self._small + 1 if size < SMALL_TABLE_BYTES else 0
 
-    def settle(self) -> None:
+    def finish_table(self) -> None:
         if self._small >= SMALL_TABLES:
             self._merge_small()
         self._settled_tables, self._settled_keys = len(self.tables), len(self.staged)
@@ -172,11 +172,11 @@ class RowStager:
         self._units = [units for units in (self._rows, self._letters) if units is not None]
         self.rows = 0
 
-    def begin(self, epoch: int) -> None:
+    def begin_epoch(self, epoch: int) -> None:
         """Begin an epoch, as after each start and reset: forget the rows and keys of the epoch before."""
         with self._lock:
             for units in self._units:
-                units.begin(epoch)
+                units.begin_epoch(epoch)
 
     def add(
         self,
@@ -248,11 +248,11 @@ class RowStager:
         self._rows.add_table(table)
         self.rows += table.num_rows
 
-    def settle(self) -> None:
+    def finish_table(self) -> None:
         """Mark the table in progress as finished, so that `drop_unfinished_table` keeps its rows."""
         with self._lock:
             for units in self._units:
-                units.settle()
+                units.finish_table()
 
     def drop_unfinished_table(self) -> None:
         """Drop the rows of a table that the application abandoned; staged ones are never published."""

@@ -41,7 +41,7 @@ class StartPosition:
     offsets: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
-def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> StartPosition:
+def parse_start_option(option: str | int | AfterSnapshot, auto_offset_reset: str) -> StartPosition:
     """Return the start position for the option `start` of `Region.consumer`.
 
     Args:
@@ -65,7 +65,7 @@ def start_of(option: str | int | AfterSnapshot, auto_offset_reset: str) -> Start
     )
 
 
-def look_up(
+def look_up_start_offsets(
     consumer: Consumer, start: StartPosition, at_start_position: tuple[Part, ...], at_earliest: tuple[Part, ...]
 ) -> tuple[Position, ...]:
     """Look up the start offsets of partitions that the region has never read, and of all others of their topics.

@@ -58,7 +58,7 @@ class RecordQueue:
     """
 
     def __init__(self, most: int, at_once: int, bytes_max: int = QUEUE_MAX_BYTES) -> None:
-        """Create a closed queue, which gives out no table until `open`.
+        """Create a closed queue, which gives out no table until `open_for_application`.
 
         Args:
             most: the maximum number of queued records.
@@ -79,13 +79,13 @@ class RecordQueue:
         self.submitted = 0
         self.dirty = False
 
-    def on_change(self, callback: Callable[[], None]) -> None:
+    def set_change_callback(self, callback: Callable[[], None]) -> None:
         """Set the callback for when the application's thread has taken or finished a table."""
         self._changed = callback
 
     # -- the application's thread
 
-    def take(self) -> FetchedTable | None:
+    def take_table(self) -> FetchedTable | None:
         """Wait for the next table and return it; return None when the member has ended.
 
         The table taken before counts as submitted.
@@ -93,7 +93,7 @@ class RecordQueue:
         Raises:
             BaseException: the error with which the member has ended.
         """
-        self.finish()
+        self.finish_table()
         with self._lock:
             while self.take_would_wait():
                 self._lock.wait(SIGNAL_CHECK_S)
@@ -110,7 +110,7 @@ class RecordQueue:
         return piece
 
     def take_would_wait(self) -> bool:
-        """Return whether `take` would wait: there is no table to take, and the member has not ended."""
+        """Return whether `take_table` would wait: there is no table to take, and the member has not ended."""
         return not self._ended and not (self._open and self._queue and not self._closing)
 
     def _gather(self) -> FetchedTable:
@@ -130,7 +130,7 @@ class RecordQueue:
             return pieces[0]
         return FetchedTable(pa.concat_tables([piece.table for piece in pieces]), _ends_of(pieces))
 
-    def finish(self) -> None:
+    def finish_table(self) -> None:
         """Count the table in progress as submitted, and advance the next offsets of its partitions.
 
         A table that a reset has discarded does not count.
@@ -145,7 +145,7 @@ class RecordQueue:
             self._lock.notify_all()
         self._changed()
 
-    def put_back(self, *, dirty: bool) -> None:
+    def put_back_table(self, *, dirty: bool) -> None:
         """Put a table that the application abandoned back at the head of the queue, unless a reset has discarded it.
 
         Args:
@@ -193,14 +193,14 @@ class RecordQueue:
 
     # -- the event thread
 
-    def open(self) -> None:
+    def open_for_application(self) -> None:
         """Open the queue: the application may take tables."""
         with self._lock:
             self._open = True
             self._lock.notify_all()
 
     def close_for_application(self) -> None:
-        """Close the queue: the application gets no more tables until `open`."""
+        """Close the queue: the application gets no more tables until `open_for_application`."""
         with self._lock:
             self._open = False
 
@@ -208,7 +208,7 @@ class RecordQueue:
         """Return whether no table is in progress."""
         return self._busy is None
 
-    def put(self, fetched: FetchedTable) -> None:
+    def add_fetched(self, fetched: FetchedTable) -> None:
         """Queue fetched records for the application."""
         with self._lock:
             before = min(self._small, len(self._queue))
@@ -221,7 +221,7 @@ class RecordQueue:
             self._lock.notify_all()
 
     def _merge_small(self) -> None:
-        """Merge the small tables at the queue's end into one, unless they have more records than one `take` returns."""
+        """Merge the small tables at the queue's end into one, unless they have more records than one `take_table`."""
         pieces = [self._queue[at] for at in range(-self._small, 0)]
         if sum(piece.table.num_rows for piece in pieces) <= self.at_once:
             merged = FetchedTable(merge_tables([piece.table for piece in pieces]), _ends_of(pieces))
@@ -231,11 +231,11 @@ class RecordQueue:
             self.bytes += merged.bytes - sum(piece.bytes for piece in pieces)
         self._small = int(self._queue[-1].bytes < SMALL_TABLE_BYTES)
 
-    def room(self) -> int:
+    def free_record_count(self) -> int:
         """Return how many more records the queue takes; 0 when their number or size has reached the limit."""
         return max(0, self.most - self._records) if self.bytes < self.bytes_max else 0
 
-    def queued(self, part: Part) -> bool:
+    def has_records_of(self, part: Part) -> bool:
         """Return whether the queue or the table in progress has records of a partition."""
         with self._lock:
             return any(part in piece.ends for piece in self._all())
@@ -262,7 +262,7 @@ class RecordQueue:
             self._records = sum(piece.table.num_rows for piece in self._queue)
             self.bytes = sum(piece.bytes for piece in self._queue)
 
-    def begin(self, position: Position, part: Part) -> None:
+    def set_start_offset(self, position: Position, part: Part) -> None:
         """Record the offset at which reading of a partition begins."""
         with self._lock:
             self._next[part] = position
@@ -272,8 +272,8 @@ class RecordQueue:
         with self._lock:
             return dict(self._next)
 
-    def end(self, error: BaseException | None = None) -> None:
-        """End the queue for good, even with tables in it: `take` raises the error, or returns None without one."""
+    def end_queue(self, error: BaseException | None = None) -> None:
+        """End the queue for good, even with tables in it: `take_table` raises the error, else returns None."""
         with self._lock:
             if not self._ended:
                 self._ended, self._error, self._open = True, error, False

@@ -10,16 +10,16 @@ from dataclasses import replace
 from typing import Final
 
 from kohort.region.control_plane.events import (
-    CheckOutsiders,
     CheckpointFailed,
     CommitCheckpoint,
     CommitEnded,
     DeferredResetDue,
+    FindOutsideClients,
     LogLevel,
     MemberOffsets,
     MembersChanged,
     MessageReceived,
-    OutsidersChecked,
+    OutsideClientsChecked,
     PendingCommitSettled,
     ResetCause,
     ResetRequest,
@@ -43,20 +43,20 @@ from kohort.region.control_plane.table import (
     row,
 )
 from kohort.region.messages import (
-    AskCheckpoint,
-    Checkpoint,
     CheckpointAttempt,
-    Completed,
-    Contributed,
-    Drain,
-    Drained,
+    CheckpointCompleted,
+    CheckpointPublished,
+    CheckpointRequest,
+    ContributeOrder,
+    ContributionReport,
     DrainFailed,
-    Holding,
-    Identify,
+    DrainOrder,
+    GroupGenerationRequest,
     Identity,
-    Published,
+    MemberDrained,
     PublishFailed,
-    Waiting,
+    RevokedPartitionsHeld,
+    WaitingForSink,
 )
 from kohort.region.records import (
     Contribution,
@@ -64,10 +64,10 @@ from kohort.region.records import (
     OffsetSpan,
     Part,
     Position,
-    Shown,
+    PublishedCheckpoint,
     groups_reserved_by_states,
-    part_of,
     staged_keys_by_sink,
+    to_part,
 )
 from kohort.region.states import RegionState
 
@@ -83,7 +83,7 @@ class Checkpoints:
 
     # -- beginning a checkpoint
 
-    def schedule(self) -> None:
+    def schedule_next_checkpoint(self) -> None:
         """Set the time of the next periodic checkpoint; do nothing if checkpoints are made on request only."""
         plane = self.plane
         if plane.config.checkpoint_every_ms is not None:
@@ -94,14 +94,14 @@ class Checkpoints:
         plane = self.plane
         if plane.now_ms >= plane.due.get("checkpoint", plane.now_ms + 1):
             del plane.due["checkpoint"]
-            self.want()
+            self.request_checkpoint()
 
-    def on_request(self, event: MessageReceived) -> None:
+    def on_checkpoint_requested(self, event: MessageReceived) -> None:
         """Handle a request for a checkpoint: an operator's, an application's, or one to give partitions up."""
-        assert isinstance(event.report, AskCheckpoint | Holding)
-        self.want()
+        assert isinstance(event.report, CheckpointRequest | RevokedPartitionsHeld)
+        self.request_checkpoint()
 
-    def want(self) -> None:
+    def request_checkpoint(self) -> None:
         """Request a checkpoint. It begins once every participant is ready, and after the one in progress."""
         self.plane.wanted = True
         self.begin_checkpoint_if_ready()
@@ -139,7 +139,7 @@ class Checkpoints:
         plane.ongoing = OngoingCheckpoint(CheckpointAttempt(plane.sequence + 1, plane.attempts), names)
         for name in names:
             plane.members[name].phase = MemberPhase.READING
-            plane.send(plane.members[name], Drain(plane.term, plane.ongoing.cut))
+            plane.send(plane.members[name], DrainOrder(plane.term, plane.ongoing.cut))
 
     def restart_attempt(self, reason: str) -> None:
         """Restart the checkpoint in progress with a new attempt: contributions are invalid, but no data is lost.
@@ -159,7 +159,7 @@ class Checkpoints:
             plane.ongoing, plane.state = None, RegionState.RUNNING
             plane.metrics.record_checkpoint_end(plane.now_ms, complete=False)
             plane.due.pop("cut", None)
-            self.schedule()
+            self.schedule_next_checkpoint()
 
     def reset_if_overdue(self) -> None:
         """Reset the region if a member does not drain, contribute or report its generation before the deadline.
@@ -201,7 +201,7 @@ class Checkpoints:
         """
         plane = self.plane
         report, ongoing = event.report, plane.ongoing
-        assert isinstance(report, Drained)
+        assert isinstance(report, MemberDrained)
         member = self._sender_in_checkpoint(event, report.cut)
         if member is None or ongoing is None:
             return
@@ -209,7 +209,7 @@ class Checkpoints:
         if all(name in plane.members and plane.members[name].phase is MemberPhase.DRAINED for name in ongoing.names):
             plane.state = RegionState.CHECKPOINTING
             for name in ongoing.names:
-                plane.send(plane.members[name], Checkpoint(plane.term, ongoing.cut, ongoing.names))
+                plane.send(plane.members[name], ContributeOrder(plane.term, ongoing.cut, ongoing.names))
 
     def on_drain_failed(self, event: MessageReceived) -> None:
         """Reset the region, because a member can't drain: an offset can't be committed, or a state can't be saved."""
@@ -227,7 +227,7 @@ class Checkpoints:
         An invalid contribution resets the region.
         """
         report, ongoing = event.report, self.plane.ongoing
-        assert isinstance(report, Contributed)
+        assert isinstance(report, ContributionReport)
         member = self._sender_in_checkpoint(event, report.cut)
         if member is None or ongoing is None or member.phase is not MemberPhase.DRAINED:
             return
@@ -251,9 +251,9 @@ class Checkpoints:
         if given.letters != member.letters or bool(given.letter_keys) != bool(given.dead_letters):
             units = len(given.letter_keys)
             return f"{given.dead_letters} dead letters in {units} units for {given.letters or 'no place'!r}"
-        taken = {part_of(span) for other in ongoing.contributions.values() for span in other.spans}
+        taken = {to_part(span) for other in ongoing.contributions.values() for span in other.spans}
         for span in given.spans:
-            part, start = part_of(span), self.plane.start_of(part_of(span))
+            part, start = to_part(span), self.plane.saved_position(to_part(span))
             if start is None or span.begin != start.offset:
                 known = "nothing" if start is None else start.offset
                 return f"{part} from {span.begin} on, where the region has come to {known}"
@@ -266,7 +266,7 @@ class Checkpoints:
             if part not in member.handed:
                 return f"{part}, which it was not given to read"
             taken.add(part)
-        if {part_of(span) for span in given.spans} != set(member.handed):
+        if {to_part(span) for span in given.spans} != set(member.handed):
             return "less than all that it was given to read"
         return ""
 
@@ -274,7 +274,7 @@ class Checkpoints:
         """Restart the checkpoint if a member has released partitions that it had contributed."""
         ongoing = self.plane.ongoing
         given = None if ongoing is None else ongoing.contributions.get(name)
-        if given is not None and {part_of(span) for span in given.spans}.intersection(parts):
+        if given is not None and {to_part(span) for span in given.spans}.intersection(parts):
             self.restart_attempt(f"{name} released partitions that it had contributed")
 
     # -- the commit point
@@ -289,7 +289,9 @@ class Checkpoints:
             return
         if plane.unpublished:
             plane.due.pop("cut", None)  # the publication is late, not a member
-            for place in [unserved for unserved in sorted(plane.unpublished) if plane.publisher(unserved) is None]:
+            for place in [
+                unserved for unserved in sorted(plane.unpublished) if plane.publishing_member(unserved) is None
+            ]:
                 plane.log(
                     LogLevel.WARNING,
                     f"region {plane.region}: {ongoing.cut} waits for the publication of sequence {plane.sequence} "
@@ -297,7 +299,7 @@ class Checkpoints:
                 )
             return
         ends = {
-            part_of(span): _end_of(span)
+            to_part(span): _end_of(span)
             for contribution in ongoing.contributions.values()
             for span in contribution.spans
         }
@@ -362,7 +364,7 @@ class Checkpoints:
             if member.identity != Identity(given.member_id, given.generation, given.instance_id):
                 self.commit_with_new_generation(member)  # it has reported its new generation meanwhile
             else:
-                plane.send(member, Identify(plane.term, ongoing.cut))
+                plane.send(member, GroupGenerationRequest(plane.term, ongoing.cut))
 
     def on_commit_ended_when_stopped(self, event: CommitEnded) -> None:
         """Handle the outcome of a commit that was pending when the region stopped.
@@ -386,7 +388,7 @@ class Checkpoints:
         if ongoing is None or member.name not in ongoing.unidentified:
             return
         given = ongoing.contributions[member.name]
-        if not {part_of(span) for span in given.spans} <= set(member.handed):
+        if not {to_part(span) for span in given.spans} <= set(member.handed):
             ongoing.unidentified = frozenset()
             self.plane.state = RegionState.CHECKPOINTING
             self.restart_attempt(f"{member.name} no longer holds what it contributed")
@@ -404,7 +406,7 @@ class Checkpoints:
         plane = self.plane
         assert ongoing.manifest is not None
         plane.sequence, plane.ongoing, plane.consecutive = ongoing.cut.sequence, None, 0
-        plane.positions = {part_of(position): position for position in ongoing.manifest.positions}
+        plane.positions = {to_part(position): position for position in ongoing.manifest.positions}
         given, away = ongoing.contributions, ongoing.manifest.away
         plane.states = {name: plane.states[name] for name in away} | {
             name: contribution.state for name, contribution in given.items()
@@ -431,7 +433,7 @@ class Checkpoints:
             for part in member.handed:
                 member.handed[part] = plane.positions[part].offset
             counts = plane.contributed_to_last_checkpoint(member.name, member.epoch)
-            plane.send(member, Completed(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
+            plane.send(member, CheckpointCompleted(plane.term, plane.sequence, max(0, plane.sequence - KEPT), counts))
         self._let_leave([name for name in ongoing.names if name not in ongoing.manifest.stay])
         self._look_for_lone()
         plane.order_publications()
@@ -464,16 +466,18 @@ class Checkpoints:
         plane = self.plane
         going = [plane.members[name] for name in names if name in plane.members and plane.members[name].leaves]
         here = [registered for registered in plane.members.values() if registered.lost_ms is None]
-        stay = {place for member in here if member not in going for place in member.places}
+        stay = {place for member in here if member not in going for place in member.sink_names}
         able = [member for member in reversed(going) if member in here]
         last = {
             place: member
             for member in able
-            for place in member.places
+            for place in member.sink_names
             if place not in stay and plane.needs_publication(place)
         }
         for member in going:
-            if any(last.get(place) is sibling for sibling in plane.query_members(member) for place in sibling.places):
+            if any(
+                last.get(place) is sibling for sibling in plane.query_members(member) for place in sibling.sink_names
+            ):
                 member.left = True
                 member.handed.clear()
             else:
@@ -481,33 +485,33 @@ class Checkpoints:
 
     # -- publication
 
-    def published(self, event: MessageReceived) -> None:
+    def on_published(self, event: MessageReceived) -> None:
         """Record in the region's metadata topic that a sink shows the last checkpoint, whoever has published it."""
         plane = self.plane
         report, member = event.report, plane.member_on_connection(event.connection)
-        assert isinstance(report, Published)
+        assert isinstance(report, CheckpointPublished)
         place = "" if member is None else report.place or member.sink
-        if member is None or place not in member.places or place not in plane.unpublished:
+        if member is None or place not in member.sink_names or place not in plane.unpublished:
             return
-        if report.sequence != plane.checkpoint_id_in(place):
+        if report.sequence != plane.last_checkpoint_id_in_sink(place):
             return
-        shown = Shown(plane.region, place, report.sequence, plane.now_ms, plane.empties)
+        shown = PublishedCheckpoint(plane.region, place, report.sequence, plane.now_ms, plane.empties)
 
         def continue_after_save() -> None:
             plane.shown[shown.place] = shown
             if shown.empty:
                 plane.emptied.add(shown.place)
-            if shown.sequence == plane.checkpoint_id_in(shown.place):
+            if shown.sequence == plane.last_checkpoint_id_in_sink(shown.place):
                 self._after_publication(shown.place)
 
-        plane.save([shown], continue_after_save)
+        plane.save_facts([shown], continue_after_save)
 
     def _after_publication(self, sink_name: str) -> None:
         """Let members leave that stayed for a publication, and commit the next checkpoint if it waited for it."""
         plane = self.plane
         plane.record_published(sink_name)
         left = [member for member in plane.members.values() if member.left]
-        staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.places))}
+        staying = {member.of or member.name for member in left if any(map(plane.needs_publication, member.sink_names))}
         for member in [member for member in left if (member.of or member.name) not in staying]:
             plane.end_and_unregister(member)
         plane.request(MembersChanged())
@@ -525,20 +529,20 @@ class Checkpoints:
             LogLevel.WARNING, f"region {plane.region}: sequence {report.sequence} is not published: {report.cause}"
         )
 
-    def waiting(self, event: MessageReceived) -> None:
+    def on_waiting_for_sink(self, event: MessageReceived) -> None:
         """Record that a member waits for its sink, or no longer does; an empty cause ends the wait.
 
         A checkpoint in progress waits with it, and gets a new deadline when the wait ends.
         """
         plane = self.plane
         report, member = event.report, plane.member_on_connection(event.connection)
-        assert isinstance(report, Waiting)
+        assert isinstance(report, WaitingForSink)
         if member is None:
             self._waits_to_register(event.connection, report)
             return
         before, member.waits_for = member.waits_for, report.cause
         if report.cause and not before:
-            places = " or ".join(member.places)
+            places = " or ".join(member.sink_names)
             text = f"region {plane.region}: waiting for sink {places}: {member.name} cannot stage: {report.cause}"
             plane.log(LogLevel.WARNING, text)
         elif before and not report.cause:
@@ -546,7 +550,7 @@ class Checkpoints:
             if "cut" in plane.due:
                 plane.due["cut"] = plane.now_ms + plane.config.drain_ms
 
-    def _waits_to_register(self, connection: int, report: Waiting) -> None:
+    def _waits_to_register(self, connection: int, report: WaitingForSink) -> None:
         """Record a connected member that can't register yet, because its sink does not answer."""
         plane = self.plane
         if report.member and connection not in plane.waiting_to_register:
@@ -571,9 +575,9 @@ class Checkpoints:
         }
         long = sorted(part for part, count in plane.lone.items() if count >= plane.config.lone_sequences)
         for group in sorted({part.group for part in long}):
-            plane.effects.append(CheckOutsiders(group, tuple(part for part in long if part.group == group)))
+            plane.effects.append(FindOutsideClients(group, tuple(part for part in long if part.group == group)))
 
-    def on_outsiders_checked(self, event: OutsidersChecked) -> None:
+    def on_outside_clients_checked(self, event: OutsideClientsChecked) -> None:
         """Stop the region if a client outside it reads in one of its groups.
 
         The region lacks the records that this client reads.
@@ -602,26 +606,29 @@ _UNDER_WAY = "the next checkpoint is under way"
 _NO_COMMIT = "no commit is pending"
 
 TABLE: Final[Table] = {
-    AskCheckpoint: {
-        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_request),
-        RUNNING: row("a checkpoint begins", Checkpoints.on_request, DRAINING),
+    CheckpointRequest: {
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_checkpoint_requested),
+        RUNNING: row("a checkpoint begins", Checkpoints.on_checkpoint_requested, DRAINING),
         DRAINING: ignored(_UNDER_WAY),
         CHECKPOINTING: ignored(_UNDER_WAY),
         COMMITTING: ignored(_UNDER_WAY),
         RESETTING: ignored("a member that resets counts anew"),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Holding: {
-        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_request),
-        RUNNING: row("a checkpoint begins, then the member releases the partitions", Checkpoints.on_request, DRAINING),
-        DRAINING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.on_request),
+    RevokedPartitionsHeld: {
+        FORMING: row("a checkpoint begins as soon as the region runs", Checkpoints.on_checkpoint_requested),
+        RUNNING: row("a checkpoint begins, then the member releases the partitions",
+                     Checkpoints.on_checkpoint_requested, DRAINING),
+        DRAINING: row("another checkpoint follows, then the member releases the partitions",
+                      Checkpoints.on_checkpoint_requested),
         CHECKPOINTING: row("another checkpoint follows, then the member releases the partitions",
-                           Checkpoints.on_request),
-        COMMITTING: row("another checkpoint follows, then the member releases the partitions", Checkpoints.on_request),
+                           Checkpoints.on_checkpoint_requested),
+        COMMITTING: row("another checkpoint follows, then the member releases the partitions",
+                        Checkpoints.on_checkpoint_requested),
         RESETTING: ignored("a member that resets releases partitions at once"),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Drained: {
+    MemberDrained: {
         FORMING: ignored("the checkpoint that it was drained for is over"),
         RUNNING: ignored(_EARLIER_CUT),
         DRAINING: row("after the last one all members save their state", Checkpoints.on_drained, CHECKPOINTING),
@@ -639,7 +646,7 @@ TABLE: Final[Table] = {
         RESETTING: ignored(RESETS_ANYWAY),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Contributed: {
+    ContributionReport: {
         FORMING: ignored("the checkpoint that it contributes to is over"),
         RUNNING: ignored(_EARLIER_CUT),
         DRAINING: ignored("the checkpoint has restarted"),
@@ -660,21 +667,22 @@ TABLE: Final[Table] = {
         STOPPED: row("the region continues from what was committed, when an operator resumes it",
                       Checkpoints.on_commit_ended_when_stopped, FORMING),
     },
-    Published: {
-        state: row("saved, so that the next control plane knows it", Checkpoints.published) for state in RegionState
+    CheckpointPublished: {
+        state: row("saved, so that the next control plane knows it", Checkpoints.on_published) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
     PublishFailed: {
         state: row("logged; the next commit waits", Checkpoints.on_publish_failed) for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
-    Waiting: {
-        state: row("recorded: the sink is unavailable, and the checkpoint waits for it", Checkpoints.waiting)
+    WaitingForSink: {
+        state: row("recorded: the sink is unavailable, the checkpoint waits for it", Checkpoints.on_waiting_for_sink)
         for state in RegionState
         if state is not STOPPED
     } | {STOPPED: ignored(NO_MEMBERS)},
-    OutsidersChecked: {
-        state: row("the region stops if clients outside it read in a group", Checkpoints.on_outsiders_checked, STOPPED)
+    OutsideClientsChecked: {
+        state: row("the region stops if clients outside it read in a group",
+                   Checkpoints.on_outside_clients_checked, STOPPED)
         for state in RegionState if state not in (STOPPED, COMMITTING)
     } | {COMMITTING: ignored("the next sequence checks again"), STOPPED: ignored(NO_MEMBERS)},
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
-from kohort.region.messages import CheckpointAttempt, Declined, Identity, Order, Report
+from kohort.region.messages import CheckpointAttempt, Identity, Order, Report, ResetDeclined
 from kohort.region.records import Contribution, Fact, Manifest, Part, Position
 
 
@@ -66,8 +66,8 @@ class OutsideClient:
 
 
 @dataclass(frozen=True, slots=True)
-class OutsidersChecked:
-    """The event that a group's coordinator has described it, in answer to `CheckOutsiders`.
+class OutsideClientsChecked:
+    """The event that a group's coordinator has described it, in answer to `FindOutsideClients`.
 
     Attributes:
         outsiders: clients outside the region that are assigned partitions; empty: there are none.
@@ -100,7 +100,7 @@ Event = (
     | ProcessEnded
     | FactsSaved
     | CommitEnded
-    | OutsidersChecked
+    | OutsideClientsChecked
     | MemberStopRequested
     | ResumeRequested
     | ClockTick
@@ -204,7 +204,7 @@ class PartitionsReleased:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationReported:
+class GroupGenerationReported:
     """The notice that a member has reported its present generation in its consumer group."""
 
     member: str
@@ -222,7 +222,7 @@ Request = (
     | MembersChanged
     | ParticipantLost
     | PartitionsReleased
-    | GenerationReported
+    | GroupGenerationReported
 )
 
 
@@ -243,7 +243,7 @@ class SendMessage:
     """An effect: send a message to the member or operator on this connection."""
 
     connection: int
-    order: Order | Declined
+    order: Order | ResetDeclined
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ class CommitCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOutsiders:
+class FindOutsideClients:
     """An effect: describe a group, because clients outside the region may read partitions that no member holds."""
 
     group: str
@@ -310,4 +310,6 @@ class WriteLogLine:
     text: str
 
 
-Effect = SendMessage | EndMemberConnection | SaveFacts | CommitCheckpoint | CheckOutsiders | CheckProcess | WriteLogLine
+Effect = (
+    SendMessage | EndMemberConnection | SaveFacts | CommitCheckpoint | FindOutsideClients | CheckProcess | WriteLogLine
+)

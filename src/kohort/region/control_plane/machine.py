@@ -21,7 +21,7 @@ from kohort.region.control_plane.events import (
     Effect,
     Event,
     FactsSaved,
-    GenerationReported,
+    GroupGenerationReported,
     LeaverWantsCheckpoint,
     MembersChanged,
     MessageReceived,
@@ -79,7 +79,7 @@ class RegionMachine:
         """The state of the region."""
         return self.plane.state
 
-    def due_ms(self) -> int | None:
+    def next_deadline_ms(self) -> int | None:
         """Return the time of the earliest deadline, when a `ClockTick` is needed; None: there is no deadline."""
         return min(self.plane.due.values(), default=None)
 
@@ -104,13 +104,13 @@ class RegionMachine:
         """Pass a request of one part of the control plane on to the parts that handle it."""
         match request:
             case ResetRequest():
-                self.recovery.reset(request)
+                self.recovery.reset_region(request)
             case DeferredResetDue():
                 self.recovery.begin_deferred_reset()
             case CheckpointFailed():
                 self.recovery.reset_after_failure(request.why, request.cause)
             case StopRequest():
-                self.recovery.stop(request)
+                self.recovery.stop_region(request)
             case PendingCommitSettled():
                 self.recovery.resume_if_settled()
             case RegionRunning():
@@ -120,17 +120,17 @@ class RegionMachine:
             case MembersChanged():
                 if self.state is RESETTING:
                     self.recovery.end_reset_if_complete()
-                self.starts.serve()
+                self.starts.hand_out_partitions()
                 self.checkpoints.begin_checkpoint_if_ready()
             case LeaverWantsCheckpoint():
-                self.checkpoints.want()
+                self.checkpoints.request_checkpoint()
             case CheckpointMayBegin():
                 self.checkpoints.begin_checkpoint_if_ready()
             case ParticipantLost():
                 self.checkpoints.restart_attempt(request.cause)
             case PartitionsReleased():
                 self.checkpoints.invalidate_contribution(request.member, request.parts)
-            case GenerationReported():
+            case GroupGenerationReported():
                 self.checkpoints.commit_with_new_generation(self.plane.members[request.member])
             case _:
                 assert_never(request)

@@ -10,7 +10,7 @@ from kohort.region.control_plane.events import (
     CheckProcess,
     ConnectionEnded,
     DeferredResetDue,
-    GenerationReported,
+    GroupGenerationReported,
     LeaverWantsCheckpoint,
     LogLevel,
     MembersChanged,
@@ -42,14 +42,14 @@ from kohort.region.control_plane.table import (
 )
 from kohort.region.messages import (
     AssignmentChanged,
-    Checkpoint,
-    Drain,
-    Identify,
-    Leave,
-    Members,
-    Refused,
-    Register,
-    Stop,
+    ContributeOrder,
+    DrainOrder,
+    GroupGenerationRequest,
+    LeaveRequest,
+    MemberNamesChanged,
+    RegistrationRefused,
+    RegistrationRequest,
+    StopOrder,
 )
 from kohort.region.records import Epoch, Part, StoppedMembers, part_of
 from kohort.region.states import RegionState
@@ -63,14 +63,14 @@ class RegionMembers:
     def __init__(self, plane: ControlPlaneState, starts: StartOffsets) -> None:
         self.plane, self.starts = plane, starts
 
-    def register(self, event: MessageReceived) -> None:
+    def on_register(self, event: MessageReceived) -> None:
         """Register a new or returning member.
 
         A new member fences a registered one of its name. A member that was only paused, and finds its name taken by a
         newer one, is refused instead.
         """
         plane, report = self.plane, event.report
-        assert isinstance(report, Register)
+        assert isinstance(report, RegistrationRequest)
         plane.waiting_to_register.pop(event.connection, None)
         known = plane.members.get(report.name)
         if known is not None and known.incarnation == report.incarnation:
@@ -99,28 +99,28 @@ class RegionMembers:
             self._mark_stopped(member)
         plane.await_query_members(member)
         plane.expected.pop(member.name, None)
-        plane.send_to_all(Members(plane.term, plane.names()))
+        plane.send_to_all(MemberNamesChanged(plane.term, plane.member_names()))
         if self._is_of_another_history(report):
             return
         if plane.state is RegionState.FORMING:
             self.run_if_all_registered()
         elif not self._is_refused(member):
-            self.admit(member)
+            self.let_member_work(member)
             if member.of:  # its siblings may have waited for it
-                self.starts.serve()
+                self.starts.hand_out_partitions()
                 plane.request(CheckpointMayBegin())
         plane.order_publications()
         if plane.is_stop_saved(member) and plane.members.get(member.name) is member:
             self._release_member(member)
 
-    def _is_of_another_history(self, report: Register) -> bool:
+    def _is_of_another_history(self, report: RegistrationRequest) -> bool:
         """Stop the region if a sink of the member disagrees with the region's metadata topic; return whether one does.
 
         This precedes any order to publish there.
         """
         plane = self.plane
         for place, shows in ((report.sink, report.shows), (report.letters, report.letters_show)):
-            found = compare_sink_with_topic(plane.region, place, shows, plane.bounds(place))
+            found = compare_sink_with_topic(plane.region, place, shows, plane.sink_id_bounds(place))
             if found is not None:
                 remedy = f"{found.remedy}; in each case then {plane.resume_command()}"
                 plane.request(StopRequest(f"{report.name}: {found.cause}", report.name, remedy))
@@ -180,8 +180,8 @@ class RegionMembers:
         else:
             return False
         plane.log(LogLevel.WARNING, f"region {plane.region}: {member.name} is refused: {why}")
-        plane.send(member, Refused(plane.term, why, remedy))
-        plane.close(member.connection)
+        plane.send(member, RegistrationRefused(plane.term, why, remedy))
+        plane.close_connection(member.connection)
         plane.unregister(member)
         return True
 
@@ -220,17 +220,17 @@ class RegionMembers:
         plane = self.plane
         why = f"another member of region {plane.region!r} has registered as {known.name!r}"
         for sibling in plane.query_members(known):
-            plane.send(sibling, Refused(plane.term, why))
+            plane.send(sibling, RegistrationRefused(plane.term, why))
         self.remove_dead_member(known, f"{known.name} was restarted, or started twice")
 
     def _refuse_replaced(self, known: RegisteredMember, connection: int) -> None:
         """Refuse a paused member whose name a newer one has taken; its work since the last checkpoint is discarded."""
         plane = self.plane
         why = f"while it slept, another member of region {plane.region!r} has begun as {known.name!r}"
-        plane.send_to(connection, Refused(plane.term, why))
-        plane.close(connection)
+        plane.send_on_connection(connection, RegistrationRefused(plane.term, why))
+        plane.close_connection(connection)
 
-    def _take_on(self, member: RegisteredMember, report: Register) -> None:
+    def _take_on(self, member: RegisteredMember, report: RegistrationRequest) -> None:
         """Accept a member that has an epoch already, with its partitions, as after a takeover or a lost connection.
 
         It resets alone if its epoch or offsets are outdated, or if another member holds its partitions.
@@ -240,8 +240,8 @@ class RegionMembers:
             report.name, report.epoch
         )
         begins = report.ends if counts else ()
-        held: dict[Part, int] = {part_of(position): position.offset for position in (*report.holds, *begins)}
-        starts_now = {part: plane.start_of(part) for part in held}
+        held: dict[Part, int] = {to_part(position): position.offset for position in (*report.holds, *begins)}
+        starts_now = {part: plane.saved_position(part) for part in held}
         sound = all(start is not None and start.offset == held[part] for part, start in starts_now.items())
         alone = all(plane.owner_of(part) is None for part in held)
         member.epoch = report.epoch
@@ -253,16 +253,16 @@ class RegionMembers:
     def refuse_while_stopped(self, event: MessageReceived) -> None:
         """Refuse a member of a stopped region: send it the cause, and close its connection."""
         plane = self.plane
-        plane.send_to(
-            event.connection, Stop(plane.term, plane.stopped, f"when that is mended: {plane.resume_command()}")
+        plane.send_on_connection(
+            event.connection, StopOrder(plane.term, plane.stopped, f"when that is mended: {plane.resume_command()}")
         )
-        plane.close(event.connection)
+        plane.close_connection(event.connection)
 
-    def admit(self, member: RegisteredMember) -> None:
+    def let_member_work(self, member: RegisteredMember) -> None:
         """Let a registered member work: in a new epoch if it has just started or must reset alone."""
         plane = self.plane
         if member.epoch >= 0 and member.phase is MemberPhase.READING:
-            plane.send(member, plane.welcome(member))
+            plane.send(member, plane.registration_answer(member))
             return
         plane.epoch += 1
         epoch, before = plane.epoch, member.epoch
@@ -273,17 +273,17 @@ class RegionMembers:
             if member.epoch != before:
                 return  # a reset of all members has sent it
             fresh, member.epoch = member.epoch < 0, epoch
-            order = plane.welcome(member, fresh=True) if fresh else plane.reset_order(member)
+            order = plane.registration_answer(member, fresh=True) if fresh else plane.reset_order(member)
             plane.send(member, order)
             plane.request(MembersChanged())
 
         cause = f"{member.name} has started" if member.epoch < 0 else f"{member.name} goes back alone"
-        plane.save(
-            [Epoch(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)],
+        plane.save_facts(
+            [EpochBegun(plane.region, epoch, plane.term, plane.floor, plane.consecutive, cause, plane.now_ms)],
             continue_after_save,
         )
 
-    def _reconnect(self, member: RegisteredMember, report: Register, connection: int) -> None:
+    def _reconnect(self, member: RegisteredMember, report: RegistrationRequest, connection: int) -> None:
         """Continue with a known member on its new connection, and send it the orders again that it may have missed.
 
         Its requests for start offsets are dropped, because the member repeats them.
@@ -291,14 +291,14 @@ class RegionMembers:
         plane = self.plane
         if member.connection not in (NOWHERE, connection):
             plane.by_connection.pop(member.connection, None)
-            plane.close(member.connection)
+            plane.close_connection(member.connection)
         member.connection, member.lost_ms = connection, None
         member.waits_for = ""  # one that still waits says so again: what it said last may have been lost
         plane.by_connection[connection] = member.name
         plane.due.pop(f"lost {member.name}", None)
         plane.start_requests = [request for request in plane.start_requests if request.member != member.name]
         member.identity, member.process = report.identity, report.process
-        held = {part_of(position) for position in report.holds}
+        held = {to_part(position) for position in report.holds}
         plane.request(PartitionsReleased(member.name, tuple(part for part in member.handed if part not in held)))
         member.handed = {part: begin for part, begin in member.handed.items() if part in held}
         if member.epoch < 0 or plane.state in (RegionState.FORMING, RegionState.STOPPED):
@@ -307,15 +307,15 @@ class RegionMembers:
             if member.epoch >= plane.floor:
                 plane.send(member, plane.reset_order(member))
             return
-        plane.send(member, plane.welcome(member, fresh=report.epoch < 0))
+        plane.send(member, plane.registration_answer(member, fresh=report.epoch < 0))
         ongoing = plane.ongoing
         if ongoing is not None and member.name in ongoing.names:
             if plane.state is RegionState.DRAINING and member.phase is MemberPhase.READING:
-                plane.send(member, Drain(plane.term, ongoing.cut))
+                plane.send(member, DrainOrder(plane.term, ongoing.cut))
             elif plane.state is RegionState.CHECKPOINTING and member.phase is MemberPhase.DRAINED:
-                plane.send(member, Checkpoint(plane.term, ongoing.cut, ongoing.names))
+                plane.send(member, ContributeOrder(plane.term, ongoing.cut, ongoing.names))
             elif member.name in ongoing.unidentified:
-                plane.send(member, Identify(plane.term, ongoing.cut))
+                plane.send(member, GroupGenerationRequest(plane.term, ongoing.cut))
         plane.request(CheckpointMayBegin())
 
     def run_if_all_registered(self) -> None:
@@ -334,7 +334,7 @@ class RegionMembers:
         if not old:
             plane.floor = plane.epoch + 1  # earlier staged rows are discarded
         for member in list(plane.members.values()):
-            self.admit(member)
+            self.let_member_work(member)
         plane.request(RegionRunning())
 
     def _drop_expected_that_ended(self) -> None:
@@ -358,13 +358,13 @@ class RegionMembers:
         for part in report.gone:
             member.handed.pop(part, None)
         self.starts.forget_start_requests(member, report.gone)
-        self.plane.request(GenerationReported(member.name))
+        self.plane.request(GroupGenerationReported(member.name))
         self.plane.request(PartitionsReleased(member.name, report.gone))
-        self.starts.serve()
+        self.starts.hand_out_partitions()
 
     def on_leave_requested(self, event: MessageReceived) -> None:
         """Handle a member's request to leave; the other members of its query leave too."""
-        assert isinstance(event.report, Leave)
+        assert isinstance(event.report, LeaveRequest)
         member = self.plane.member_on_connection(event.connection)
         if member is not None:
             self._release_member(member)
@@ -429,10 +429,10 @@ class RegionMembers:
         if member.lost_ms is not None:
             return False
         others = [other for other in self.plane.members.values() if other is not member and other.lost_ms is None]
-        elsewhere = {place for other in others for place in other.places}
-        return any(self.plane.needs_publication(place) for place in member.places if place not in elsewhere)
+        elsewhere = {place for other in others for place in other.sink_names}
+        return any(self.plane.needs_publication(place) for place in member.sink_names if place not in elsewhere)
 
-    def on_disconnected(self, event: ConnectionEnded) -> None:
+    def on_member_disconnected(self, event: ConnectionEnded) -> None:
         """Start the deadline by which a disconnected member must reconnect, and check whether its process has ended."""
         plane = self.plane
         plane.waiting_to_register.pop(event.connection, None)
@@ -511,7 +511,7 @@ class RegionMembers:
         for sibling in those:
             plane.unregister(sibling)
             if sibling.connection != NOWHERE:
-                plane.close(sibling.connection)  # a live member reconnects, and resets with the others
+                plane.close_connection(sibling.connection)  # a live member reconnects, and resets with the others
         plane.order_publications()
         if plane.state is RegionState.RESETTING or not held:
             if ongoing is not None and any(sibling.name in ongoing.names for sibling in those):
@@ -522,22 +522,22 @@ class RegionMembers:
 
 
 TABLE: Final[Table] = {
-    Register: {
-        FORMING: row("one member fewer is expected; after the last the region runs, or resets", RegionMembers.register,
-                      RUNNING, DRAINING, *RESETS_OR_STOPS),
-        RUNNING: row("the member gets its epoch; an earlier member of its name is fenced", RegionMembers.register,
+    RegistrationRequest: {
+        FORMING: row("one member fewer is expected; after the last the region runs, or resets",
+                      RegionMembers.on_register, RUNNING, DRAINING, *RESETS_OR_STOPS),
+        RUNNING: row("the member gets its epoch; an earlier member of its name is fenced", RegionMembers.on_register,
                       DRAINING, *RESETS_OR_STOPS),
         DRAINING: row("the member takes part in the next checkpoint",
-                       RegionMembers.register, RUNNING, *RESETS_OR_STOPS),
+                       RegionMembers.on_register, RUNNING, *RESETS_OR_STOPS),
         CHECKPOINTING: row("the member takes part in the next checkpoint",
-                            RegionMembers.register, RUNNING, DRAINING, *RESETS_OR_STOPS),
+                            RegionMembers.on_register, RUNNING, DRAINING, *RESETS_OR_STOPS),
         COMMITTING: row("the member takes part in the next checkpoint; an earlier member of its name is fenced",
-                         RegionMembers.register,
+                         RegionMembers.on_register,
                          *RESETS_OR_STOPS),
         RESETTING: row("the member gets the epoch of the reset", RegionMembers.register, RUNNING, DRAINING, STOPPED),
         STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
-    Leave: {
+    LeaveRequest: {
         FORMING: row("the member leaves when all members have registered", RegionMembers.on_leave_requested),
         RUNNING: row("a checkpoint begins, then the member leaves; at once if it holds nothing",
                       RegionMembers.on_leave_requested, DRAINING),
@@ -565,12 +565,12 @@ TABLE: Final[Table] = {
         STOPPED: ignored(NO_MEMBERS),
     },
     ConnectionEnded: {
-        FORMING: row("the member may reconnect", RegionMembers.on_disconnected),
-        RUNNING: row("the member may reconnect; no checkpoint begins until then", RegionMembers.on_disconnected),
-        DRAINING: row("the member may reconnect", RegionMembers.on_disconnected),
-        CHECKPOINTING: row("the member may reconnect", RegionMembers.on_disconnected),
-        COMMITTING: row("the member may reconnect", RegionMembers.on_disconnected),
-        RESETTING: row("the member may reconnect", RegionMembers.on_disconnected),
+        FORMING: row("the member may reconnect", RegionMembers.on_member_disconnected),
+        RUNNING: row("the member may reconnect; no checkpoint begins until then", RegionMembers.on_member_disconnected),
+        DRAINING: row("the member may reconnect", RegionMembers.on_member_disconnected),
+        CHECKPOINTING: row("the member may reconnect", RegionMembers.on_member_disconnected),
+        COMMITTING: row("the member may reconnect", RegionMembers.on_member_disconnected),
+        RESETTING: row("the member may reconnect", RegionMembers.on_member_disconnected),
         STOPPED: ignored(NO_MEMBERS),
     },
     ProcessEnded: {

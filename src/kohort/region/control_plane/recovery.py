@@ -32,8 +32,15 @@ from kohort.region.control_plane.table import (
     ignored,
     row,
 )
-from kohort.region.messages import AskReset, Declined, Emptying, Stop, UnrecoverableFailure, WasReset
-from kohort.region.records import Epoch, Fact, Manifest, Stopped
+from kohort.region.messages import (
+    EmptySinksConfirmation,
+    MemberWasReset,
+    RegionResetRequest,
+    ResetDeclined,
+    StopOrder,
+    UnrecoverableFailure,
+)
+from kohort.region.records import EpochBegun, Fact, Manifest, RegionStopped
 from kohort.region.states import RegionState
 
 
@@ -49,21 +56,21 @@ class Recovery:
             return self.plane.is_commit_pending()
         return self.plane.state is RegionState.FORMING
 
-    def on_request(self, event: MessageReceived) -> None:
+    def on_reset_requested(self, event: MessageReceived) -> None:
         """Handle a request for a reset, from a member, its application or an operator."""
         plane = self.plane
         report = event.report
-        assert isinstance(report, AskReset)
+        assert isinstance(report, RegionResetRequest)
         if report.initial and (why_not := self._unconfirmed(report.confirms)):
             plane.log(LogLevel.WARNING, f"region {plane.region}: a reset to the initial state was declined: {why_not}")
-            plane.send_to(event.connection, Declined(why_not))
+            plane.send_on_connection(event.connection, ResetDeclined(why_not))
             return
         member = plane.member_on_connection(event.connection)
         name = "" if member is None else member.name
         why = ResetCause.PARTITIONS if report.forced and member is not None else ResetCause.ASKED
-        self.reset(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
+        self.reset_region(ResetRequest(why, report.cause, name, forced=report.forced, initial=report.initial))
 
-    def _unconfirmed(self, confirms: Emptying | None) -> str:
+    def _unconfirmed(self, confirms: EmptySinksConfirmation | None) -> str:
         """Return why a reset to the initial state must not delete published rows; empty: it may, or there are none."""
         plane = self.plane
         if plane.sequence == 0 and not plane.is_commit_pending():
@@ -77,9 +84,9 @@ class Recovery:
 
     def _written(self) -> set[str]:
         """Return the names of all sinks that may have rows of the region, or to which a member writes."""
-        return self.plane.sinks_with_rows().union(*(member.places for member in self.plane.members.values()))
+        return self.plane.sinks_with_rows().union(*(member.sink_names for member in self.plane.members.values()))
 
-    def reset(self, wanted: ResetRequest) -> None:
+    def reset_region(self, wanted: ResetRequest) -> None:
         """Begin a reset, or defer it while members register or a commit is pending.
 
         During a reset, the next attempt begins at once. A stopped region does nothing.
@@ -111,7 +118,7 @@ class Recovery:
         if plane.consecutive >= plane.config.resets_most:
             remedy = f"mend the cause, then {plane.resume_command()}"
             cause = f"{plane.consecutive} resets in a row; the last: {wanted.cause}"
-            self.stop(StopRequest(cause, wanted.member, remedy))
+            self.stop_region(StopRequest(cause, wanted.member, remedy))
             return
         plane.metrics.resets[wanted.why] += 1
         plane.metrics.record_checkpoint_end(plane.now_ms, complete=False)
@@ -127,7 +134,7 @@ class Recovery:
             member.handed.clear()
             member.phase = MemberPhase.GOING_BACK if member.epoch >= 0 else MemberPhase.READING
         facts: list[Fact] = [
-            Epoch(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)
+            EpochBegun(plane.region, epoch, plane.term, epoch, plane.consecutive, wanted.cause, plane.now_ms)
         ]
         initial = self._to_initial() if wanted.initial else None
         if initial is not None:
@@ -144,10 +151,12 @@ class Recovery:
                 if member.epoch > epoch:
                     continue  # it has started after the reset, and holds nothing
                 fresh, member.epoch = member.epoch < 0, epoch
-                plane.send(member, plane.welcome(member, fresh=True) if fresh else plane.reset_order(member))
+                plane.send(
+                    member, plane.registration_answer(member, fresh=True) if fresh else plane.reset_order(member)
+                )
             self.end_reset_if_complete()
 
-        plane.save(facts, continue_after_save)
+        plane.save_facts(facts, continue_after_save)
 
     def _to_initial(self) -> Manifest:
         """Return a manifest with all partitions at their initial offsets, and the sinks that are to be emptied."""
@@ -162,7 +171,7 @@ class Recovery:
             plane.floor,
             plane.now_ms,
             (),
-            plane.names(),
+            plane.member_names(),
             tuple(position for _, position in sorted(plane.initial.items())),
             empties=bool(places),
             places=tuple(sorted(places)),
@@ -182,7 +191,7 @@ class Recovery:
         """Handle the report of a member that has reset, with all others or alone; ignore one of an earlier reset."""
         plane = self.plane
         report, member = event.report, plane.member_on_connection(event.connection)
-        assert isinstance(report, WasReset)
+        assert isinstance(report, MemberWasReset)
         if member is None or member.phase is not MemberPhase.GOING_BACK or report.epoch != member.epoch:
             return
         if member.epoch < plane.floor:
@@ -213,9 +222,9 @@ class Recovery:
             late = sorted(member.name for member in plane.members.values() if member.phase is MemberPhase.GOING_BACK)
             plane.due.pop("reset")
             cause = f"{', '.join(late)} did not reset in time"
-            self.reset(ResetRequest(ResetCause.LATE, cause, late[0] if late else ""))
+            self.reset_region(ResetRequest(ResetCause.LATE, cause, late[0] if late else ""))
 
-    def stop(self, wanted: StopRequest) -> None:
+    def stop_region(self, wanted: StopRequest) -> None:
         """Stop the region after an error that no reset repairs; it waits for an operator to resume it."""
         plane, cause, remedy = self.plane, wanted.cause, wanted.remedy
         plane.log(LogLevel.ERROR, f"region {plane.region} has stopped: {cause}; {remedy}")
@@ -228,20 +237,20 @@ class Recovery:
         def continue_after_save() -> None:
             plane.stopping = False
             for member in list(plane.members.values()):
-                plane.send(member, Stop(plane.term, cause, remedy))
+                plane.send(member, StopOrder(plane.term, cause, remedy))
                 plane.unregister(member)
             self.resume_if_settled()
 
-        plane.save([Stopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], continue_after_save)
+        plane.save_facts([RegionStopped(plane.region, cause, wanted.member, remedy, plane.now_ms)], continue_after_save)
 
     def on_member_failed(self, event: MessageReceived) -> None:
         """Stop the region after an error of a member that no reset repairs."""
         report, member = event.report, self.plane.member_on_connection(event.connection)
         assert isinstance(report, UnrecoverableFailure)
         if member is not None:
-            self.stop(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
+            self.stop_region(StopRequest(f"{member.name}: {report.cause}", member.name, report.remedy))
 
-    def resume(self, event: ResumeRequested) -> None:
+    def resume_region(self, event: ResumeRequested) -> None:
         """Resume the region on an operator's request: members register as after a takeover, but none is waited for."""
         del event
         self.plane.resumes = True
@@ -253,7 +262,7 @@ class Recovery:
         if not plane.resumes or plane.stopping or plane.ongoing is not None:
             return
         plane.resumes, plane.stopped, plane.consecutive = False, "", 0
-        plane.save([Stopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
+        plane.save_facts([RegionStopped(plane.region, "", "", "", plane.now_ms)], lambda: None)
         plane.state = RegionState.FORMING
         plane.expected.clear()
 
@@ -261,18 +270,19 @@ class Recovery:
 _EARLIER_RESET = "it answers an earlier reset"
 
 TABLE: Final[Table] = {
-    AskReset: {
-        FORMING: row("the reset begins when all members have registered", Recovery.on_request),
-        RUNNING: row("the region resets", Recovery.on_request, *RESETS_OR_STOPS),
-        DRAINING: row("the checkpoint is abandoned, the region resets", Recovery.on_request, *RESETS_OR_STOPS),
-        CHECKPOINTING: row("the checkpoint is abandoned, the region resets", Recovery.on_request, *RESETS_OR_STOPS),
+    RegionResetRequest: {
+        FORMING: row("the reset begins when all members have registered", Recovery.on_reset_requested),
+        RUNNING: row("the region resets", Recovery.on_reset_requested, *RESETS_OR_STOPS),
+        DRAINING: row("the checkpoint is abandoned, the region resets", Recovery.on_reset_requested, *RESETS_OR_STOPS),
+        CHECKPOINTING: row("the checkpoint is abandoned, the region resets",
+                            Recovery.on_reset_requested, *RESETS_OR_STOPS),
         COMMITTING: row("the reset begins when the outcome is known; at once while a generation is requested",
-                         Recovery.on_request,
+                         Recovery.on_reset_requested,
                          *RESETS_OR_STOPS),
-        RESETTING: row("the next attempt begins", Recovery.on_request, STOPPED),
+        RESETTING: row("the next attempt begins", Recovery.on_reset_requested, STOPPED),
         STOPPED: ignored(NO_MEMBERS),
     },
-    WasReset: {
+    MemberWasReset: {
         FORMING: ignored(_EARLIER_RESET),
         RUNNING: row("the member has reset alone, and takes part again", Recovery.on_member_reset, DRAINING),
         DRAINING: row("the member joined after the checkpoint began, and has reset alone", Recovery.on_member_reset),
@@ -289,6 +299,6 @@ TABLE: Final[Table] = {
     ResumeRequested: {
         state: ignored("the region has not stopped") for state in RegionState if state is not STOPPED
     } | {STOPPED: row("members may register again, as soon as pending writes are in the topic",
-                          Recovery.resume, FORMING)},
+                          Recovery.resume_region, FORMING)},
 }  # fmt: skip
 """The transitions of a region by the events of its resets: an entry for each event in each state."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from kohort.region.control_plane.events import MessageReceived
-from kohort.region.control_plane.state import ControlPlaneState, MemberPhase, RegisteredMember, StartOffsetRequest
+from kohort.region.control_plane.state import ControlPlaneState, MemberPhase, PendingStartRequest, RegisteredMember
 from kohort.region.control_plane.table import (
     CHECKPOINTING,
     COMMITTING,
@@ -22,8 +22,8 @@ from kohort.region.control_plane.table import (
     ignored,
     row,
 )
-from kohort.region.messages import AskStarts, Looked, Starts
-from kohort.region.records import Began, Fact, Initial, Part, part_of
+from kohort.region.messages import StartOffsetsAnswer, StartOffsetsLookedUp, StartOffsetsRequest
+from kohort.region.records import Fact, InitialOffset, InitialTopics, Part, to_part
 from kohort.region.states import RegionState
 
 
@@ -36,11 +36,11 @@ class StartOffsets:
     def on_start_request(self, event: MessageReceived) -> None:
         """Handle a member's request for the start offsets of partitions that its group has assigned to it."""
         report, member = event.report, self.plane.member_on_connection(event.connection)
-        assert isinstance(report, AskStarts)
+        assert isinstance(report, StartOffsetsRequest)
         if member is not None and report.parts:
             self.forget_start_requests(member, report.parts)
-            self.plane.start_requests.append(StartOffsetRequest(member.name, report.number, report.parts))
-            self.serve()
+            self.plane.start_requests.append(PendingStartRequest(member.name, report.number, report.parts))
+            self.hand_out_partitions()
 
     def forget_start_requests(self, member: RegisteredMember, parts: tuple[Part, ...]) -> None:
         """Remove partitions from a member's requests for start offsets."""
@@ -50,7 +50,7 @@ class StartOffsets:
                 asked.looking -= frozenset(parts)
         self.plane.start_requests = [request for request in self.plane.start_requests if request.parts]
 
-    def serve(self) -> None:
+    def hand_out_partitions(self) -> None:
         """Hand out the requested partitions that no other member holds, or looks up the start offset of.
 
         Only a running region does this. During a checkpoint, a member has to contribute every partition that it was
@@ -78,17 +78,17 @@ class StartOffsets:
             return False
         return self.plane.owner_of(part) in (None, member)
 
-    def _hand_out(self, asked: StartOffsetRequest, member: RegisteredMember, free: list[Part]) -> None:
+    def _hand_out(self, asked: PendingStartRequest, member: RegisteredMember, free: list[Part]) -> None:
         plane = self.plane
-        known = [position for part in free if (position := plane.start_of(part)) is not None]
-        unknown = [part for part in free if plane.start_of(part) is None]
+        known = [position for part in free if (position := plane.saved_position(part)) is not None]
+        unknown = [part for part in free if plane.saved_position(part) is None]
         added = tuple(part for part in unknown if self._came_later(part))
         first = tuple(part for part in unknown if part not in added)
         asked.looking |= frozenset(unknown)
-        asked.parts = tuple(part for part in asked.parts if part not in {part_of(start) for start in known})
+        asked.parts = tuple(part for part in asked.parts if part not in {to_part(start) for start in known})
         for position in known:
-            member.handed[part_of(position)] = position.offset
-        plane.send(member, Starts(plane.term, asked.number, tuple(known), first, added))
+            member.handed[to_part(position)] = position.offset
+        plane.send(member, StartOffsetsAnswer(plane.term, asked.number, tuple(known), first, added))
 
     def _came_later(self, part: Part) -> bool:
         """Return whether a partition counts as created after its group began to read: it begins at its earliest offset.
@@ -109,7 +109,7 @@ class StartOffsets:
         """
         plane = self.plane
         report, member = event.report, plane.member_on_connection(event.connection)
-        assert isinstance(report, Looked)
+        assert isinstance(report, StartOffsetsLookedUp)
         asked = next(
             (
                 request
@@ -126,9 +126,9 @@ class StartOffsets:
             for position in report.found
             if (position.group, position.topic, position.topic_id) in topics and part_of(position) not in plane.begun
         ]
-        plane.begun.update(map(part_of, found))
+        plane.begun.update(map(to_part, found))
         facts: list[Fact] = [
-            Initial(
+            InitialOffset(
                 plane.region,
                 position.group,
                 position.topic,
@@ -141,19 +141,19 @@ class StartOffsets:
         ]
         if report.topics and member.group not in plane.began:
             plane.began[member.group] = report.topics
-            facts.append(Began(plane.region, member.group, report.topics))
+            facts.append(InitialTopics(plane.region, member.group, report.topics))
 
         def continue_after_save() -> None:
             for position in found:
-                plane.initial[part_of(position)] = position
-            asked.looking -= {part_of(position) for position in report.found}
-            self.serve()
+                plane.initial[to_part(position)] = position
+            asked.looking -= {to_part(position) for position in report.found}
+            self.hand_out_partitions()
 
-        plane.save(facts, continue_after_save)
+        plane.save_facts(facts, continue_after_save)
 
 
 TABLE: Final[Table] = {
-    AskStarts: {
+    StartOffsetsRequest: {
         FORMING: row("answered when the region runs", StartOffsets.on_start_request),
         RUNNING: row("answered for partitions that no other member holds", StartOffsets.on_start_request),
         DRAINING: row("answered after the checkpoint", StartOffsets.on_start_request),
@@ -162,7 +162,7 @@ TABLE: Final[Table] = {
         RESETTING: row("answered when all members have reset", StartOffsets.on_start_request),
         STOPPED: ignored(NO_MEMBERS),
     },
-    Looked: {
+    StartOffsetsLookedUp: {
         FORMING: row("saved before it is handed out", StartOffsets.on_starts_looked_up),
         RUNNING: row("saved before it is handed out", StartOffsets.on_starts_looked_up),
         DRAINING: row("saved; handed out after the checkpoint", StartOffsets.on_starts_looked_up),

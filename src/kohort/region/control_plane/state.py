@@ -22,30 +22,30 @@ from kohort.region.control_plane.events import (
 )
 from kohort.region.messages import (
     CheckpointAttempt,
-    Declined,
     Identity,
-    Members,
+    MemberNamesChanged,
     MemberStatus,
     Order,
-    Publish,
-    RegionSeen,
-    Reset,
+    PublishOrder,
+    RegionStatus,
+    RegistrationAccepted,
+    ResetDeclined,
+    ResetOrder,
     SinkStatus,
-    Stop,
-    Waiting,
-    Welcome,
+    StopOrder,
+    WaitingForSink,
 )
 from kohort.region.records import (
     Contribution,
-    Epoch,
+    EpochBegun,
     Fact,
-    Initial,
+    InitialOffset,
     Manifest,
     Part,
     Position,
+    PublishedCheckpoint,
     ReservedGroup,
-    Shown,
-    part_of,
+    to_part,
 )
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
@@ -163,13 +163,13 @@ class RegisteredMember:
     keyed: bool = False
 
     @property
-    def places(self) -> tuple[str, ...]:
+    def sink_names(self) -> tuple[str, ...]:
         """The names of the member's sink and dead-letter sink, without those that it does not have."""
         return tuple(place for place in (self.sink, self.letters) if place)
 
 
 @dataclass(slots=True)
-class StartOffsetRequest:
+class PendingStartRequest:
     """A member's request for the start offsets of partitions that its group has assigned to it.
 
     Attributes:
@@ -233,7 +233,7 @@ class RegionFacts:
     sequence: int = 0
     consecutive: int = 0
     expected: frozenset[str] = frozenset()
-    initial: tuple[Initial, ...] = ()
+    initial: tuple[InitialOffset, ...] = ()
     positions: tuple[Position, ...] = ()
     keys: dict[str, tuple[StagedKey, ...]] = field(default_factory=dict)
     states: dict[str, bytes] = field(default_factory=dict)
@@ -245,11 +245,11 @@ class RegionFacts:
     contributors: dict[str, int] = field(default_factory=dict)
     reserved: dict[str, ReservedGroup] = field(default_factory=dict)
     processes: dict[str, str] = field(default_factory=dict)
-    shown: dict[str, Shown] = field(default_factory=dict)
+    shown: dict[str, PublishedCheckpoint] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
     stopped_members: dict[str, UUID] = field(default_factory=dict)
 
-    def unpublished(self) -> dict[str, tuple[StagedKey, ...]]:
+    def unpublished_keys(self) -> dict[str, tuple[StagedKey, ...]]:
         """Return the keys of the last checkpoint's rows that are not published, by sink.
 
         A sink without keys is to be emptied.
@@ -258,17 +258,17 @@ class RegionFacts:
         return {place: given for place, given in keys.items() if not self._shows_the_last(place)}
 
     def _shows_the_last(self, sink_name: str) -> bool:
-        return self.last().is_shown(self.shown.get(sink_name))
+        return self.last_checkpoint().is_published(self.shown.get(sink_name))
 
-    def last(self) -> LastCheckpoint:
+    def last_checkpoint(self) -> LastCheckpoint:
         """The last complete checkpoint."""
         return LastCheckpoint(self.sequence, self.empties, self.made_as)
 
-    def bounds(self, sink_name: str) -> CheckpointIdBounds:
+    def sink_id_bounds(self, sink_name: str) -> CheckpointIdBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, according to the topic."""
-        unpublished = self.unpublished()
+        unpublished = self.unpublished_keys()
         unpublished |= dict.fromkeys((sink_name,), ()) if SOMEWHERE in unpublished else {}
-        return id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown)
+        return id_bounds_of_sink(sink_name, self.last_checkpoint(), unpublished, self.shown)
 
 
 def _nobody_answers(request: Request) -> None:
@@ -325,13 +325,13 @@ class ControlPlaneState:
         self.stopped = known.stopped
         self.now_ms = now_ms
         self.initial = {
-            part_of(initial): Position(
+            to_part(initial): Position(
                 initial.group, initial.topic, initial.topic_id, initial.partition, initial.offset, initial.leader_epoch
             )
             for initial in known.initial
         }
         self.begun, self.began = set(self.initial), dict(known.began)
-        self.positions = {part_of(position): position for position in known.positions}
+        self.positions = {to_part(position): position for position in known.positions}
         self.states, self.waiting = dict(known.states), dict(known.waiting)
         self.contributors = dict(known.contributors)
         self.reserved = dict(known.reserved)
@@ -353,12 +353,12 @@ class ControlPlaneState:
         self.unpublished: dict[str, tuple[StagedKey, ...]] = {}
         self.shown, self.shown_before = dict(known.shown), dict(known.shown)
         self.emptied: set[str] = set()
-        self.set_unpublished(known.unpublished())
+        self.set_unpublished(known.unpublished_keys())
         self.due: dict[str, int] = {"forming": now_ms + config.register_ms} if known.expected else {}
         self.lone: dict[Part, int] = {}
         self.metrics = ControlPlaneMetrics()
         self.effects: list[Effect] = []
-        self.waiting_to_register: dict[int, Waiting] = {}
+        self.waiting_to_register: dict[int, WaitingForSink] = {}
         self._tokens = 0
         self.unshown: dict[str, str] = {}
         self._saving: dict[int, tuple[int, Callable[[], None]]] = {}
@@ -370,7 +370,7 @@ class ControlPlaneState:
         if member.connection != NOWHERE:
             self.effects.append(SendMessage(member.connection, order))
 
-    def send_to(self, connection: int, order: Order | Declined) -> None:
+    def send_on_connection(self, connection: int, order: Order | ResetDeclined) -> None:
         """Send a message on a connection."""
         self.effects.append(SendMessage(connection, order))
 
@@ -378,47 +378,49 @@ class ControlPlaneState:
         for member in self.members.values():
             self.send(member, order)
 
-    def close(self, connection: int) -> None:
+    def close_connection(self, connection: int) -> None:
         self.effects.append(EndMemberConnection(connection))
 
     def log(self, level: LogLevel, text: str) -> None:
         self.effects.append(WriteLogLine(level, text))
 
-    def save(self, facts: Iterable[Fact], on_committed: Callable[[], None]) -> None:
+    def save_facts(self, facts: Iterable[Fact], on_committed: Callable[[], None]) -> None:
         """Write records to the region's metadata topic in one transaction, then call `on_committed`."""
         self._tokens += 1
         save = SaveFacts(self._tokens, tuple(facts))
-        floor = max((fact.floor for fact in save.facts if isinstance(fact, Epoch)), default=0)
+        floor = max((fact.floor for fact in save.facts if isinstance(fact, EpochBegun)), default=0)
         self._saving[self._tokens] = (floor, on_committed)
         self.effects.append(save)
 
     def on_facts_saved(self, token: int) -> None:
-        """Call the `on_committed` of the `save` with this token, whose records are committed."""
+        """Call the `on_committed` of the `save_facts` with this token, whose records are committed."""
         if token in self._saving:
             floor, then = self._saving.pop(token)
             self.saved_floor = max(self.saved_floor, floor)
             then()
 
-    def welcome(self, member: RegisteredMember, *, fresh: bool = False) -> Welcome:
+    def registration_answer(self, member: RegisteredMember, *, fresh: bool = False) -> RegistrationAccepted:
         """Return the message that confirms a member's registration; `fresh`: it starts from its saved state."""
         state = self.states.get(member.name) if fresh else None
         ongoing = self.ongoing
         cut = ongoing.cut if ongoing is not None and member.name in ongoing.names else None
         counts = self.contributed_to_last_checkpoint(member.name, member.epoch)
-        return Welcome(self.term, member.epoch, self.sequence, self.names(), state, cut, counts, moves_state=True)
+        return RegistrationAccepted(
+            self.term, member.epoch, self.sequence, self.member_names(), state, cut, counts, moves_state=True
+        )
 
-    def reset_order(self, member: RegisteredMember) -> Reset:
+    def reset_order(self, member: RegisteredMember) -> ResetOrder:
         """Return the order by which a member resets to the last complete checkpoint."""
-        return Reset(self.term, member.epoch, self.sequence, self.states.get(member.name))
+        return ResetOrder(self.term, member.epoch, self.sequence, self.states.get(member.name))
 
     def order_publications(self) -> None:
         """Order the publication of the last checkpoint: for each sink that lacks it, one connected member."""
         ends = tuple(position for _, position in sorted(self.positions.items()))
         for place, keys in self.unpublished.items():
-            publisher = self.publisher(place)
+            publisher = self.publishing_member(place)
             if publisher is not None:
-                number = self.checkpoint_id_in(place)
-                self.send(publisher, Publish(self.term, number, keys, self.saved_floor, self.empties, place, ends))
+                number = self.last_checkpoint_id_in_sink(place)
+                self.send(publisher, PublishOrder(self.term, number, keys, self.saved_floor, self.empties, place, ends))
 
     # -- queries
 
@@ -436,11 +438,11 @@ class ControlPlaneState:
         name = self.by_connection.get(connection)
         return None if name is None else self.members[name]
 
-    def names(self) -> tuple[str, ...]:
+    def member_names(self) -> tuple[str, ...]:
         """Return the names of all registered members."""
         return tuple(sorted(self.members))
 
-    def start_of(self, part: Part) -> Position | None:
+    def saved_position(self, part: Part) -> Position | None:
         """Return the position where reading of a partition continues; None: the region has never read it.
 
         That is the position of the last complete checkpoint, else the initial offset.
@@ -467,7 +469,7 @@ class ControlPlaneState:
 
         A member without partitions that waits for the other members of its query does not take part.
         """
-        able = ((name, self.members[name]) for name in self.names())
+        able = ((name, self.members[name]) for name in self.member_names())
         return tuple(
             name for name, member in able if not member.left and (member.handed or self.has_all_query_members(member))
         )
@@ -487,12 +489,12 @@ class ControlPlaneState:
         else:
             self.due.setdefault(f"siblings {member.of}", self.now_ms + self.config.register_ms)
 
-    def publisher(self, sink_name: str) -> RegisteredMember | None:
+    def publishing_member(self, sink_name: str) -> RegisteredMember | None:
         """Return the member that publishes to a sink: the first by name of its connected writers; None: none."""
         able = [
             member
             for _, member in sorted(self.members.items())
-            if sink_name in member.places and member.lost_ms is None
+            if sink_name in member.sink_names and member.lost_ms is None
         ]
         return able[0] if able else None
 
@@ -511,20 +513,20 @@ class ControlPlaneState:
         if not self.unpublished:
             self.published = self.sequence
 
-    def bounds(self, sink_name: str) -> CheckpointIdBounds:
+    def sink_id_bounds(self, sink_name: str) -> CheckpointIdBounds:
         """Return the range in which the id of a sink's last checkpoint must lie, if it was read in this term."""
         unpublished = self.unpublished if SOMEWHERE not in self.unpublished else {*self.unpublished, sink_name}
-        now = id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown)
-        then = id_bounds_of_sink(sink_name, self.last(), unpublished, self.shown_before)
+        now = id_bounds_of_sink(sink_name, self.last_checkpoint(), unpublished, self.shown)
+        then = id_bounds_of_sink(sink_name, self.last_checkpoint(), unpublished, self.shown_before)
         return CheckpointIdBounds(then.least, now.most, then.emptied or now.emptied or sink_name in self.emptied)
 
-    def last(self) -> LastCheckpoint:
+    def last_checkpoint(self) -> LastCheckpoint:
         """The last complete checkpoint."""
         return LastCheckpoint(self.sequence, self.empties, self.made_as)
 
-    def checkpoint_id_in(self, sink_name: str) -> int:
+    def last_checkpoint_id_in_sink(self, sink_name: str) -> int:
         """Return the id under which a sink shows the last checkpoint, before or after `adopt` renumbered it."""
-        return self.last().checkpoint_id_in(self.shown.get(sink_name))
+        return self.last_checkpoint().id_in_sink(self.shown.get(sink_name))
 
     def record_published(self, sink_name: str) -> None:
         """Record that the topic has the publication of the last checkpoint to this sink."""
@@ -536,7 +538,7 @@ class ControlPlaneState:
     def end_and_unregister(self, member: RegisteredMember) -> None:
         """Order a member to end, as it or an operator has requested, and unregister it."""
         stopped = ("the member was stopped", "start it again when it is wanted") if member.stop else ("", "")
-        self.send(member, Stop(self.term, *stopped))
+        self.send(member, StopOrder(self.term, *stopped))
         self.log(LogLevel.INFO, f"region {self.region}: {member.name} has left")
         self.unregister(member)
         self.order_publications()
@@ -552,11 +554,11 @@ class ControlPlaneState:
         self.start_requests = [request for request in self.start_requests if request.member != member.name]
         self.due.pop(f"lost {member.name}", None)
         self.await_query_members(member)
-        self.send_to_all(Members(self.term, self.names()))
+        self.send_to_all(MemberNamesChanged(self.term, self.member_names()))
 
     # -- description for operators
 
-    def describe_region(self) -> RegionSeen:
+    def describe_region(self) -> RegionStatus:
         """Return the description of the region for operators: state, members, sinks, positions and metrics."""
         waits = {report.member: report for report in self.waiting_to_register.values()}
         members = [
@@ -580,7 +582,7 @@ class ControlPlaneState:
             for name, report in sorted(waits.items())
             if name not in self.members
         ]
-        return RegionSeen(
+        return RegionStatus(
             self.region,
             self.state.name,
             self.term,
@@ -606,14 +608,14 @@ class ControlPlaneState:
         return self.places | {place for place, known in self.shown.items() if known.sequence and not known.empty}
 
     def _sinks(self) -> tuple[SinkStatus, ...]:
-        written = {place for member in self.members.values() for place in member.places}
+        written = {place for member in self.members.values() for place in member.sink_names}
         written |= {report.sink for report in self.waiting_to_register.values()}
         places = self.sinks_with_rows() | set(self.unpublished) | (written - {""})
         return tuple(
             SinkStatus(
                 place,
                 self.published if place in self.unpublished else self.sequence,
-                "" if (publisher := self.publisher(place)) is None else publisher.name,
+                "" if (publisher := self.publishing_member(place)) is None else publisher.name,
                 self.unshown.get(place, "") if place in self.unpublished else "",
             )
             for place in sorted(places)

@@ -20,10 +20,10 @@ from kohort.region.files import (
     SYSTEM,
     FileCalls,
     is_store_url,
+    list_folder,
     local_path,
     make_folders,
-    names_in,
-    remove,
+    remove_file,
     remove_folder,
 )
 from kohort.region.keyed_state.state_files import (
@@ -38,7 +38,7 @@ from kohort.region.keyed_state.state_files import (
     encode_file_header,
     entry_of_file,
     file_name,
-    folder_of,
+    partition_folder_name,
 )
 from kohort.region.records import KeyedStateHead, Part
 from kohort.region.sinks.staged_files import write_file_atomically
@@ -75,10 +75,10 @@ class KeyedStateStore(Protocol):
     def read(self, folder: str, name: str) -> Generator[ReadPart, None, None]:
         """Yield a file's content in parts of some MiB at most; raise FileNotFoundError if there is none."""
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
 
-    def remove(self, folder: str, names: Iterable[str]) -> None:
+    def remove_files(self, folder: str, names: Iterable[str]) -> None:
         """Remove files; those that do not exist are no error."""
 
     def remove_region(self, folder: str) -> int:
@@ -109,23 +109,23 @@ class FolderStateStore:
         finally:
             self._files.close(fd)
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the names in a folder; none if it does not exist."""
-        return names_in(self._files, f"{self._path}/{folder}")
+        return list_folder(self._files, f"{self._path}/{folder}")
 
-    def remove(self, folder: str, names: Iterable[str]) -> None:
+    def remove_files(self, folder: str, names: Iterable[str]) -> None:
         """Remove files; those that do not exist are no error."""
         for name in names:
-            remove(self._files, f"{self._path}/{folder}/{name}")
+            remove_file(self._files, f"{self._path}/{folder}/{name}")
 
     def remove_region(self, folder: str) -> int:
         """Remove a region's folder, with a level of folders in it; return the number of files removed."""
         path, count = f"{self._path}/{folder}", 0
-        for name in names_in(self._files, path):
+        for name in list_folder(self._files, path):
             try:
-                inside = names_in(self._files, f"{path}/{name}")
+                inside = list_folder(self._files, f"{path}/{name}")
             except NotADirectoryError:
-                remove(self._files, f"{path}/{name}")
+                remove_file(self._files, f"{path}/{name}")
                 count += 1
             else:
                 remove_folder(self._files, f"{path}/{name}")
@@ -148,11 +148,11 @@ class ObjectStateStore:
         """Yield an object's content in parts."""
         return self._store.stream_object(f"{folder}/{name}", _READ_BYTES)
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the names of the objects in a folder."""
         return self._store.list_names(folder)
 
-    def remove(self, folder: str, names: Iterable[str]) -> None:
+    def remove_files(self, folder: str, names: Iterable[str]) -> None:
         """Remove objects."""
         self._store.remove_objects([f"{folder}/{name}" for name in names])
 
@@ -160,7 +160,7 @@ class ObjectStateStore:
         """Remove all objects below a region's folder; return their number."""
         count = 0
         while names := next((page for page in self._store.list_pages(folder) if page), []):
-            self.remove(folder, names)
+            self.remove_files(folder, names)
             count += len(names)
         return count
 
@@ -262,7 +262,7 @@ class RegionStateStore:
         self._store, self.place, self._region, self.deltas_max = store, place, region_id.hex, deltas_max
         self._writes = threading.BoundedSemaphore(_WRITTEN_AT_ONCE)
 
-    def check(self) -> None:
+    def check_access(self) -> None:
         """Check that files can be written, read and listed.
 
         Raises:
@@ -271,7 +271,7 @@ class RegionStateStore:
         """
         try:
             self._store.write(self._region, _PROBE, b"")
-            there = not any(self._store.read(self._region, _PROBE)) and _PROBE in self._store.names(self._region)
+            there = not any(self._store.read(self._region, _PROBE)) and _PROBE in self._store.list_files(self._region)
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to save keyed states in {self.place}: {error}") from error
         except FileNotFoundError as error:
@@ -402,7 +402,7 @@ class RegionStateStore:
                     at, share = check.add(read)
                     if share:
                         write(begin + at, share)
-            check.end()
+            check.finish_check()
 
         if len(work) < 2:
             for piece in work:
@@ -444,13 +444,13 @@ class RegionStateStore:
     def sweep(self, order: SweepOrder) -> None:
         """Remove the files of a partition's keyed state that the last manifest does not need."""
         folder = self._folder(order.part)
-        numbers = ((name, checkpoint_id_in_name(name)) for name in self._store.names(folder))
-        self._store.remove(
+        numbers = ((name, checkpoint_id_in_name(name)) for name in self._store.list_files(folder))
+        self._store.remove_files(
             folder, [name for name, number in numbers if number is not None and order.is_removed(name, number)]
         )
 
     def _folder(self, part: Part) -> str:
-        return f"{self._region}/{folder_of(part)}"
+        return f"{self._region}/{partition_folder_name(part)}"
 
 
 def no_room_error(error: BaseException) -> OSError:

@@ -64,7 +64,7 @@ def checkpoint_id_in_name(name: str) -> int | None:
     return int(number) if dash and len(number) == 19 and number.isdecimal() else None
 
 
-def folder_of(part: Part) -> str:
+def partition_folder_name(part: Part) -> str:
     """Return the name of a partition's folder: readable, and unique by a digest of group, topic and topic id."""
     told = msgspec.msgpack.encode((part.group, part.topic, part.topic_id.bytes, part.partition))
     readable = part.topic[:_NAME_CHARACTERS].lstrip("._-") or "topic"
@@ -134,7 +134,7 @@ class StateFileCheck:
             self._begin += bytes(read[: head_bytes - at])
         return max(0, at - head_bytes), memoryview(read)[max(0, head_bytes - at) :]
 
-    def end(self) -> None:
+    def finish_check(self) -> None:
         """Check the file's size, digest and header, after its last part.
 
         Raises:

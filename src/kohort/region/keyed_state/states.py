@@ -128,7 +128,7 @@ class KeyedStateCopy:
         row = self._database.execute("SELECT value FROM state WHERE key = ?", (key,)).fetchone()
         return None if row is None else bytes(row[0])
 
-    def apply(self, changes: Mapping[bytes, bytes | None]) -> None:
+    def apply_changes(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Apply changes in the order of keys, so that each page is read and written once; None removes a key.
 
         After an error the copy must not be used any more.
@@ -162,14 +162,14 @@ class KeyedStateCopy:
         rows = self._database.execute(f"SELECT key FROM state {where} ORDER BY key LIMIT {_PAGE_KEYS}", values)
         return [bytes(row[0]) for row in rows]
 
-    def shrink(self) -> None:
+    def shrink_file(self) -> None:
         """Shrink the SQLite file if more than half of its pages are free, after keys were removed."""
         free, pages = (int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
                        for name in ("freelist_count", "page_count"))  # fmt: skip
         if free * 2 > pages:
             self._database.execute("VACUUM")
 
-    def pieces(self) -> list[Callable[[bytes], bytearray]]:
+    def base_file_writers(self) -> list[Callable[[bytes], bytearray]]:
         """Return one function for each file of a base: given the header's bytes, it returns the file's content."""
         size = os.fstat(self._fd).st_size
         return [partial(self._piece, at, min(FILE_BYTES, size - at)) for at in range(0, size, FILE_BYTES)]
@@ -240,9 +240,9 @@ class LoadedKeyedState:
                 size += change_memory_bytes(key, value)
                 changes[key] = value
             if size >= _APPLIED_BYTES:
-                self._copy.apply(changes)
+                self._copy.apply_changes(changes)
                 changes, size = {}, 0
-        self._copy.apply(changes)
+        self._copy.apply_changes(changes)
 
     @property
     def head(self) -> KeyedStateHead | None:
@@ -254,7 +254,7 @@ class LoadedKeyedState:
         with self._lock:
             return self._waiting[key] if key in self._waiting else self._copy.value(key)
 
-    def change(self, key: bytes, value: bytes | None) -> None:
+    def set_value(self, key: bytes, value: bytes | None) -> None:
         """Set the value of a key, which the next `save` writes; None removes the key."""
         with self._lock:
             if key in self._changed:
@@ -277,7 +277,7 @@ class LoadedKeyedState:
     def _apply(self) -> None:
         if self._waiting:
             self._is_saved = False
-            self._copy.apply(self._waiting)
+            self._copy.apply_changes(self._waiting)
             self._waiting = {}
 
     def revert_changes(self) -> bool:
@@ -326,8 +326,8 @@ class LoadedKeyedState:
         return self._place.append_deltas(self._part, sequence, before, encode_deltas(changes))
 
     def _with_base(self, sequence: int) -> list[KeyedStateFile]:
-        self._copy.shrink()
-        return self._place.write_base_files(self._part, sequence, self._copy.pieces())
+        self._copy.shrink_file()
+        return self._place.write_base_files(self._part, sequence, self._copy.base_file_writers())
 
     def _to_merge(self, deltas: list[KeyedStateFile], size: int) -> list[KeyedStateFile]:
         """Return the newest deltas to merge: half of `deltas_max`, and each older one that is no larger than these.
@@ -383,11 +383,11 @@ class StateMapping(MutableMapping[bytes, bytes]):
         self._check()
         if not isinstance(value, bytes) or len(value) > VALUE_BYTES_MAX:
             raise InvalidInputError(f"a value of a keyed state is bytes, at most {VALUE_BYTES_MAX} of them")
-        self._state.change(_checked(key), value)
+        self._state.set_value(_checked(key), value)
 
     def __delitem__(self, key: bytes) -> None:
         self[key]
-        self._state.change(key, None)
+        self._state.set_value(key, None)
 
     def __iter__(self) -> Iterator[bytes]:
         last: bytes | None = None
@@ -414,7 +414,7 @@ class KeyedStates:
     """The keyed states of all partitions that a member owns in its region.
 
     The application's thread asks for them while a table is in progress. The event thread calls all other methods, and
-    only while none is, except for `begin` and `forget_partitions`.
+    only while none is, except for `set_saved_state` and `forget_partitions`.
     """
 
     def __init__(self, place: RegionStateStore, work_folder: str | None) -> None:
@@ -428,11 +428,11 @@ class KeyedStates:
         self._swept: dict[Part, int] = {}
 
     @property
-    def place(self) -> RegionStateStore:
+    def store(self) -> RegionStateStore:
         """The storage where the states are saved."""
         return self._place
 
-    def begin(self, part: Part, saved: KeyedStateHead | None) -> None:
+    def set_saved_state(self, part: Part, saved: KeyedStateHead | None) -> None:
         """Set the saved state with which a partition begins; None: an empty one.
 
         The first use loads it, unless a working copy of that state was kept over a reset.
@@ -455,7 +455,7 @@ class KeyedStates:
                 if (state := self._loaded.pop(part, None)) is not None:
                     self._left.append(state)
 
-    def clear(self) -> None:
+    def forget_all_partitions(self) -> None:
         """Forget all partitions, for a reset.
 
         Working copies without later changes are kept until the next save, in case the same states are asked for again.
@@ -537,7 +537,7 @@ class KeyedStates:
     def close(self) -> None:
         """Remove all working copies."""
         with self._lock:
-            self.clear()
+            self.forget_all_partitions()
             self._leave_kept()
             self.close_forgotten_copies()
 

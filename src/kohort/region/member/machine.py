@@ -20,7 +20,7 @@ from kohort.region.member.state import (
     SUBSCRIBED,
     Member,
 )
-from kohort.region.records import Contribution, OffsetSpan, Part, part_of
+from kohort.region.records import Contribution, OffsetSpan, Part, to_part
 from kohort.region.states import RegionMemberState, TransitionRule
 
 
@@ -53,8 +53,8 @@ class MemberMachine(Member):
     # -- the control plane
 
     def on_connected(self, event: events.ControlPlaneConnected) -> None:
-        self.send(
-            messages.Register(
+        self.send_report(
+            messages.RegistrationRequest(
                 self.name,
                 self.incarnation,
                 self.group,
@@ -76,46 +76,46 @@ class MemberMachine(Member):
             )
         )
 
-    def on_welcome(self, order: messages.Welcome) -> None:
+    def on_registration_accepted(self, order: messages.RegistrationAccepted) -> None:
         if self.how.keyed and not order.moves_state:
             remedy = "update all applications of the region first"
             cause = "the control plane is of an earlier release, which would lose keyed states"
-            self.do(events.StopPolling(clear=True), events.EndMember(cause, remedy))
+            self.add_effects(events.StopPolling(clear=True), events.EndMember(cause, remedy))
             return
         self.names = order.names
         if self.epoch < 0:
             self.epoch, self.sequence = order.epoch, order.sequence
-            self.do(events.BeginEpoch(order.epoch, order.sequence, order.state), events.StartPolling())
+            self.add_effects(events.BeginEpoch(order.epoch, order.sequence, order.state), events.StartPolling())
         else:
-            self.complete(order.sequence, 0, counts=order.counts)
+            self.record_completed_checkpoint(order.sequence, 0, counts=order.counts)
             if self.cut is not None and self.cut != order.cut:
                 self.contributed, self.ends = 0, {}
                 self.resume_reading()
-        self.send_again()
+        self.resend_pending_messages()
 
-    def send_again(self) -> None:
+    def resend_pending_messages(self) -> None:
         """Send the member's pending requests and reports again, which a new control plane may not have received."""
         if self.state is PENDING and not self.going_back:
-            self.send(messages.AskReset("partitions were released", forced=True))
+            self.send_report(messages.RegionResetRequest("partitions were released", forced=True))
         if self.failure is not None:
-            self.send(self.failure)
+            self.send_report(self.failure)
         if self.wants_back is not None:
-            self.send(self.wants_back)
+            self.send_report(self.wants_back)
         if self.closing:
-            self.send(messages.Leave())
+            self.send_report(messages.LeaveRequest())
         if self.held:
-            self.send(messages.Holding())
-        self.send(messages.AssignmentChanged(self.identity))
+            self.send_report(messages.RevokedPartitionsHeld())
+        self.send_report(messages.AssignmentChanged(self.identity))
         self.request_start_offsets()
 
-    def on_members(self, order: messages.Members) -> None:
+    def on_member_names(self, order: messages.MemberNamesChanged) -> None:
         self.names = order.names
 
-    def on_end(self, order: messages.Refused | messages.Stop) -> None:
-        if isinstance(order, messages.Refused):
-            self.do(events.StopPolling(clear=True), events.EndMember(order.why, order.remedy))
+    def on_end_order(self, order: messages.RegistrationRefused | messages.StopOrder) -> None:
+        if isinstance(order, messages.RegistrationRefused):
+            self.add_effects(events.StopPolling(clear=True), events.EndMember(order.why, order.remedy))
         else:
-            self.do(events.StopPolling(clear=True), events.EndMember(order.cause, order.remedy))
+            self.add_effects(events.StopPolling(clear=True), events.EndMember(order.cause, order.remedy))
 
     # -- the group
 
@@ -124,7 +124,7 @@ class MemberMachine(Member):
         gone = tuple(part for part in self.assigned if part not in event.parts)
         self.forget_assigned_partitions(gone)
         self.assigned = dict.fromkeys(event.parts)
-        self.send(messages.AssignmentChanged(self.identity, gone))
+        self.send_report(messages.AssignmentChanged(self.identity, gone))
         self.request_start_offsets()
 
     def release_unread_partitions(self, event: events.PartitionsRevoked) -> None:
@@ -135,7 +135,7 @@ class MemberMachine(Member):
             self.release_partitions(event.parts)
         elif self.how.holds_back:
             self.held |= dict.fromkeys(event.parts)
-            self.send(messages.Holding())
+            self.send_report(messages.RevokedPartitionsHeld())
         else:
             self.request_reset("partitions were revoked", event.parts)
 
@@ -147,8 +147,8 @@ class MemberMachine(Member):
 
     def request_reset(self, cause: str, parts: tuple[Part, ...]) -> None:
         """Request a reset of the region: partitions are gone whose rows no complete checkpoint covers yet."""
-        self.do(events.StopPolling(clear=True))
-        self.send(messages.AskReset(f"{cause}: {', '.join(map(str, parts))}", forced=True))
+        self.add_effects(events.StopPolling(clear=True))
+        self.send_report(messages.RegionResetRequest(f"{cause}: {', '.join(map(str, parts))}", forced=True))
         self.cut, self.contributed, self.ends = None, 0, {}
         self.set_state(PENDING)
         self.release_partitions([*parts, *self.held])
@@ -156,28 +156,28 @@ class MemberMachine(Member):
     def on_fetched(self, event: events.RecordsFetched) -> None:
         del event
         if self.state is RESET_COMPLETE:
-            self.do(events.StartPolling())
+            self.add_effects(events.StartPolling())
         self.set_state(RECORDS_FETCHED)
 
     def on_fetched_in_checkpoint(self, event: events.RecordsFetched) -> None:
         del event
         self.resting = RECORDS_FETCHED
 
-    def on_start_offsets(self, order: messages.Starts) -> None:
+    def on_start_offsets(self, order: messages.StartOffsetsAnswer) -> None:
         found = [
-            start for start in order.found if part_of(start) in self.assigned and part_of(start) not in self.begins
+            start for start in order.found if to_part(start) in self.assigned and to_part(start) not in self.begins
         ]
-        if not self.how.keyed and (saved := [part_of(start) for start in found if start.state is not None]):
+        if not self.how.keyed and (saved := [to_part(start) for start in found if start.state is not None]):
             self._refuse_states(saved)
             return
         for position in found:
-            self.begins[part_of(position)] = position.offset
+            self.begins[to_part(position)] = position.offset
         if found:
-            self.do(events.SeekPositions(tuple(found), commit=self.went_back))
+            self.add_effects(events.SeekPositions(tuple(found), commit=self.went_back))
         first = tuple(part for part in order.first if part in self.assigned)
         added = tuple(part for part in order.added if part in self.assigned)
         if first or added:
-            self.do(events.LookUpStartOffsets(order.number, first, added))
+            self.add_effects(events.LookUpStartOffsets(order.number, first, added))
 
     def _refuse_states(self, parts: list[Part]) -> None:
         """Report a failure that stops the region: the member keeps no keyed states, and its partitions have some."""
@@ -185,43 +185,43 @@ class MemberMachine(Member):
             f"{', '.join(map(str, parts))} of group {self.group!r} have keyed states, and {self.name} keeps none",
             "start all members of the group with keyed_state=, or reset the region to its initial state",
         )
-        self.send(self.failure)
+        self.send_report(self.failure)
 
     def on_start_offsets_looked_up(self, event: events.StartOffsetsFound) -> None:
-        self.send(messages.Looked(event.number, event.found, event.topics))
+        self.send_report(messages.StartOffsetsLookedUp(event.number, event.found, event.topics))
 
     # -- checkpoints
 
-    def on_drain(self, order: messages.Drain) -> None:
+    def on_drain(self, order: messages.DrainOrder) -> None:
         if self.epoch < 0 or self.going_back or self.wants_back is not None:
             return
         self.cut = order.cut
-        self.do(events.DrainMember(order.cut))
+        self.add_effects(events.DrainMember(order.cut))
 
-    def on_drain_again(self, order: messages.Drain) -> None:
+    def on_repeated_drain(self, order: messages.DrainOrder) -> None:
         if self.state is CHECKPOINTED:
             self.contributed, self.ends = 0, {}
         self.cut = order.cut
         self.state = DRAINED
-        self.send(messages.Drained(order.cut))
+        self.send_report(messages.MemberDrained(order.cut))
 
     def on_drain_completed(self, event: events.DrainCompleted) -> None:
         if event.cut == self.cut:
             self.state = DRAINED
-            self.send(messages.Drained(event.cut))
+            self.send_report(messages.MemberDrained(event.cut))
 
     def on_drain_error(self, event: events.DrainAborted) -> None:
         if event.cut == self.cut:
-            self.send(messages.DrainFailed(event.cut, event.cause))
+            self.send_report(messages.DrainFailed(event.cut, event.cause))
 
-    def on_checkpoint(self, order: messages.Checkpoint) -> None:
+    def on_checkpoint(self, order: messages.ContributeOrder) -> None:
         if order.cut == self.cut:
-            self.do(events.SaveState(order.cut, order.names))
+            self.add_effects(events.SaveState(order.cut, order.names))
 
     def on_state_saved(self, event: events.StateSaved) -> None:
         if event.cut != self.cut:
             return
-        ends = {part_of(position): position for position in event.ends if part_of(position) in self.begins}
+        ends = {to_part(position): position for position in event.ends if to_part(position) in self.begins}
         spans = tuple(
             OffsetSpan(
                 part.group,
@@ -258,21 +258,24 @@ class MemberMachine(Member):
         )
         self.contributed, self.ends, self.covered = event.cut.sequence, ends, dict(self.held)
         self.state, self.given = CHECKPOINTED, given
-        self.send(messages.Contributed(event.cut, given))
+        self.send_report(messages.ContributionReport(event.cut, given))
 
-    def on_contribute_again(self, order: messages.Checkpoint) -> None:
+    def on_repeated_checkpoint_order(self, order: messages.ContributeOrder) -> None:
         if order.cut == self.cut and self.given is not None:
-            self.send(messages.Contributed(order.cut, self.given))
+            self.send_report(messages.ContributionReport(order.cut, self.given))
 
-    def on_generation_requested(self, order: messages.Identify) -> None:
+    def on_generation_requested(self, order: messages.GroupGenerationRequest) -> None:
         del order
-        self.send(messages.AssignmentChanged(self.identity))
+        self.send_report(messages.AssignmentChanged(self.identity))
 
-    def on_completed(self, order: messages.Completed) -> None:
-        if self.complete(order.sequence, order.retired, counts=order.counts) and self.cut is not None:
+    def on_completed(self, order: messages.CheckpointCompleted) -> None:
+        if (
+            self.record_completed_checkpoint(order.sequence, order.retired, counts=order.counts)
+            and self.cut is not None
+        ):
             self.resume_reading()
 
-    def complete(self, sequence: int, retired: int, *, counts: bool) -> bool:
+    def record_completed_checkpoint(self, sequence: int, retired: int, *, counts: bool) -> bool:
         """Handle the completion of a checkpoint; return False if the member knew of it already.
 
         `counts` is whether the checkpoint has the member's contribution, if it made one.
@@ -281,7 +284,7 @@ class MemberMachine(Member):
             return False
         counts = counts and self.contributed == sequence
         self.sequence, self.went_back = sequence, False
-        self.do(events.RetireCheckpoints(sequence, retired, counts=counts))
+        self.add_effects(events.RetireCheckpoints(sequence, retired, counts=counts))
         if counts:
             for part, end in self.ends.items():
                 if part in self.begins:
@@ -293,76 +296,78 @@ class MemberMachine(Member):
 
     # -- resets
 
-    def on_reset(self, order: messages.Reset) -> None:
+    def on_reset(self, order: messages.ResetOrder) -> None:
         if order.epoch == self.epoch:
             if not self.going_back:  # a repeated order, after a reconnect
-                self.send(messages.WasReset(order.epoch))
-                self.send_again()
+                self.send_report(messages.MemberWasReset(order.epoch))
+                self.resend_pending_messages()
             return
         self.cut, self.contributed, self.ends, self.failure = None, 0, {}, None
         self.epoch, self.sequence, self.wants_back = order.epoch, order.sequence, None
         self.went_back = self.going_back = True
         self.begins.clear()
-        self.do(events.StopPolling(clear=True))
+        self.add_effects(events.StopPolling(clear=True))
         if self.held:
             self.release_partitions(tuple(self.held))
         self.set_state(PENDING)
-        self.do(events.ResetApplication(order.epoch, order.sequence, order.state))
+        self.add_effects(events.ResetApplication(order.epoch, order.sequence, order.state))
 
     def on_application_reset(self, event: events.ApplicationReset) -> None:
         if event.epoch != self.epoch or not self.going_back:
             return
         self.going_back = False
         self.set_state(RESET_COMPLETE)
-        self.send(messages.WasReset(event.epoch))
+        self.send_report(messages.MemberWasReset(event.epoch))
         if self.closing:
-            self.send(messages.Leave())
+            self.send_report(messages.LeaveRequest())
             if not self._awaits_stop():
-                self.do(events.EndMember())
+                self.add_effects(events.EndMember())
             return
-        self.do(events.ResumeSubmitting(), events.StartPolling(slowly=True))
+        self.add_effects(events.ResumeSubmitting(), events.StartPolling(slowly=True))
         self.request_start_offsets()
 
     # -- the application
 
-    def on_publish(self, order: messages.Publish) -> None:
+    def on_publish(self, order: messages.PublishOrder) -> None:
         place, positions = order.place, order.positions
-        self.do(events.PublishCheckpoint(order.sequence, order.keys, order.floor, order.empties, place, positions))
+        self.add_effects(
+            events.PublishCheckpoint(order.sequence, order.keys, order.floor, order.empties, place, positions)
+        )
 
     def report_publish_ended(self, event: events.PublishEnded) -> None:
         failed = messages.PublishFailed(event.sequence, event.cause, event.place)
-        self.send(failed if event.cause else messages.Published(event.sequence, event.place))
+        self.send_report(failed if event.cause else messages.CheckpointPublished(event.sequence, event.place))
 
     def report_sink_waiting(self, event: events.SinkWaitChanged) -> None:
-        self.send(messages.Waiting(event.cause))
+        self.send_report(messages.WaitingForSink(event.cause))
 
     def on_checkpoint_requested(self, event: events.CheckpointRequested) -> None:
         del event
-        self.send(messages.AskCheckpoint())
+        self.send_report(messages.CheckpointRequest())
 
     def on_reset_requested(self, event: events.ResetRequested) -> None:
-        self.wants_back = messages.AskReset(event.cause)
-        self.send(self.wants_back)
+        self.wants_back = messages.RegionResetRequest(event.cause)
+        self.send_report(self.wants_back)
 
     def on_unrecoverable_failure(self, event: events.MemberFailed) -> None:
         self.failure = messages.UnrecoverableFailure(event.cause, event.remedy)
-        self.send(self.failure)
+        self.send_report(self.failure)
 
     def on_close_requested(self, event: events.CloseRequested) -> None:
         del event
         self.closing = True
         if self.epoch < 0:
-            self.do(events.StopPolling(clear=True), events.EndMember())
+            self.add_effects(events.StopPolling(clear=True), events.EndMember())
             return
         if self.begins:
-            self.send(messages.Leave())
+            self.send_report(messages.LeaveRequest())
             return
         if gone := tuple(self.assigned):  # start offsets may be on their way
             self.forget_assigned_partitions(gone)
-            self.send(messages.AssignmentChanged(self.identity, gone))
-        self.send(messages.Leave())
+            self.send_report(messages.AssignmentChanged(self.identity, gone))
+        self.send_report(messages.LeaveRequest())
         if not self._awaits_stop():
-            self.do(events.StopPolling(clear=True), events.EndMember())
+            self.add_effects(events.StopPolling(clear=True), events.EndMember())
 
     def _awaits_stop(self) -> bool:
         """Return whether a leaving member waits for the control plane's `Stop`, rather than end at once.
@@ -399,16 +404,16 @@ TABLE: dict[type, Rows] = {
     events.ControlPlaneConnected: _everywhere(
         _entry("the member registers, with its partitions", MemberMachine.on_connected)
     ),
-    messages.Welcome: _everywhere(
-        _entry("the member begins, or continues", MemberMachine.on_welcome),
+    messages.RegistrationAccepted: _everywhere(
+        _entry("the member begins, or continues", MemberMachine.on_registration_accepted),
         DRAINED=_entry("drained for an abandoned checkpoint, it continues; else it stays drained",
-                     MemberMachine.on_welcome, *_READY),
+                     MemberMachine.on_registration_accepted, *_READY),
         CHECKPOINTED=_entry("the sequence is complete, or its contribution was discarded: it continues",
-                          MemberMachine.on_welcome, *_READY),
+                          MemberMachine.on_registration_accepted, *_READY),
     ),
-    messages.Members: _everywhere(_entry("recorded", MemberMachine.on_members)),
-    messages.Refused: _everywhere(_entry("the member ends", MemberMachine.on_end)),
-    messages.Stop: _everywhere(_entry("the member ends, with a remedy", MemberMachine.on_end)),
+    messages.MemberNamesChanged: _everywhere(_entry("recorded", MemberMachine.on_member_names)),
+    messages.RegistrationRefused: _everywhere(_entry("the member ends", MemberMachine.on_end_order)),
+    messages.StopOrder: _everywhere(_entry("the member ends, with a remedy", MemberMachine.on_end_order)),
     events.PartitionsAssigned: _everywhere(
         _entry("the member requests start offsets of new partitions", MemberMachine.on_assigned),
         CR_RESET_PENDING=_entry("recorded; nothing is sought before the reset", MemberMachine.on_assigned),
@@ -441,7 +446,7 @@ TABLE: dict[type, Rows] = {
         PENDING: _ignored("records fetched before the reset are discarded"),
         RESET_COMPLETE: _entry("the member reads at full speed", MemberMachine.on_fetched, RECORDS_FETCHED),
     },
-    messages.Starts: _everywhere(
+    messages.StartOffsetsAnswer: _everywhere(
         _entry("the member reads the partitions from these offsets", MemberMachine.on_start_offsets),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, after which it requests them again"),
     ),
@@ -449,11 +454,11 @@ TABLE: dict[type, Rows] = {
         _entry("the member reports the offsets", MemberMachine.on_start_offsets_looked_up),
         CR_RESET_PENDING=_ignored(f"{_PENDING}, and it requests them again"),
     ),
-    messages.Drain: _everywhere(
+    messages.DrainOrder: _everywhere(
         _entry("the member stops polling, finishes the current table and commits", MemberMachine.on_drain),
-        DRAINED=_entry("the member is drained", MemberMachine.on_drain_again),
+        DRAINED=_entry("the member is drained", MemberMachine.on_repeated_drain),
         CHECKPOINTED=_entry("its contribution is discarded; the member is drained",
-                          MemberMachine.on_drain_again, DRAINED),
+                          MemberMachine.on_repeated_drain, DRAINED),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
     events.DrainCompleted: _everywhere(
@@ -467,27 +472,27 @@ TABLE: dict[type, Rows] = {
         CHECKPOINTED=_ignored("it has contributed"),
         CR_RESET_PENDING=_ignored(_PENDING),
     ),
-    messages.Checkpoint: _everywhere(
+    messages.ContributeOrder: _everywhere(
         _ignored(_NOT_ASKED),
         DRAINED=_entry("submitted rows are staged, the application saves its state", MemberMachine.on_checkpoint),
-        CHECKPOINTED=_entry("the member sends its contribution again", MemberMachine.on_contribute_again),
+        CHECKPOINTED=_entry("the member sends its contribution again", MemberMachine.on_repeated_checkpoint_order),
     ),
     events.StateSaved: _everywhere(
         _ignored(_NOT_ASKED), DRAINED=_entry("the member contributes", MemberMachine.on_state_saved, CHECKPOINTED)
     ),
-    messages.Identify: _everywhere(
+    messages.GroupGenerationRequest: _everywhere(
         _ignored(_NOT_ASKED),
         CHECKPOINTED=_entry("the member reports its generation", MemberMachine.on_generation_requested),
     ),
-    messages.Completed: _everywhere(
+    messages.CheckpointCompleted: _everywhere(
         _entry("recorded", MemberMachine.on_completed),
         DRAINED=_entry("the sequence is complete without this member", MemberMachine.on_completed, *_READY),
         CHECKPOINTED=_entry("the next contribution begins where this one ended; the member continues",
                           MemberMachine.on_completed, *_READY),
     ),
-    messages.Publish: _everywhere(_entry("the member publishes", MemberMachine.on_publish)),
+    messages.PublishOrder: _everywhere(_entry("the member publishes", MemberMachine.on_publish)),
     events.PublishEnded: _everywhere(_entry("the member reports it", MemberMachine.report_publish_ended)),
-    messages.Reset: _everywhere(
+    messages.ResetOrder: _everywhere(
         _entry("everything is discarded, the application resets", MemberMachine.on_reset, PENDING),
         CR_RESET_PENDING=_entry("everything is discarded, the application resets", MemberMachine.on_reset),
     ),

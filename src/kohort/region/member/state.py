@@ -107,18 +107,18 @@ class Member:
         self.ends: dict[Part, Position] = {}
         self.given: Contribution | None = None
         self.failure: messages.UnrecoverableFailure | None = None
-        self.wants_back: messages.AskReset | None = None
+        self.wants_back: messages.RegionResetRequest | None = None
         self.closing = self.went_back = self.going_back = False
         self.effects: list[Effect] = []
         self._asks = 0
 
     # -- operations
 
-    def do(self, *effects: Effect) -> None:
+    def add_effects(self, *effects: Effect) -> None:
         self.effects += effects
 
-    def send(self, report: messages.Report) -> None:
-        self.do(events.SendReport(report))
+    def send_report(self, report: messages.Report) -> None:
+        self.add_effects(events.SendReport(report))
 
     def set_state(self, state: RegionMemberState) -> None:
         """Set the member's state, and return to it after the checkpoint in progress."""
@@ -136,7 +136,7 @@ class Member:
         wanted = tuple(part for part in self.assigned if part not in self.begins and part not in self.held)
         if wanted and self.epoch >= 0 and self.state is not PENDING and not self.going_back:
             self._asks += 1
-            self.send(messages.AskStarts(self._asks, wanted))
+            self.send_report(messages.StartOffsetsRequest(self._asks, wanted))
 
     def forget_assigned_partitions(self, parts: Iterable[Part]) -> None:
         for part in parts:
@@ -149,11 +149,11 @@ class Member:
         """Stop reading revoked or lost partitions, and report their release to the control plane."""
         gone = tuple(parts)
         self.forget_assigned_partitions(gone)
-        self.do(events.ReleasePartitions(gone))
-        self.send(messages.AssignmentChanged(self.identity, gone))
+        self.add_effects(events.ReleasePartitions(gone))
+        self.send_report(messages.AssignmentChanged(self.identity, gone))
 
     def resume_reading(self) -> None:
         """Read and submit again after a checkpoint."""
         self.cut = None
         self.state = self.resting
-        self.do(events.ResumeSubmitting(), events.StartPolling(slowly=self.resting is RESET_COMPLETE))
+        self.add_effects(events.ResumeSubmitting(), events.StartPolling(slowly=self.resting is RESET_COMPLETE))

@@ -13,7 +13,7 @@ from typing import Final
 from kohort.errors import InvalidInputError, NotAuthorizedError, RetriableError
 
 AWAY: Final = (OSError, RetriableError)
-"""Errors of a sink that may be unavailable; `is_away` decides."""
+"""Errors of a sink that may be unavailable; `is_temporary_error` decides."""
 FINAL: Final = (
     FileNotFoundError,
     PermissionError,

@@ -163,7 +163,7 @@ class GenerationStore(Protocol):
     one_at_a_time: bool
     """Whether nothing is merged before the grace time of the last compaction is over."""
 
-    def newest(self) -> Generation:
+    def newest_generation(self) -> Generation:
         """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
 
     def newest_generation_number(self) -> int:
@@ -319,7 +319,7 @@ class Compactor:
     def __init__(self, store: GenerationStore, region: UUID, place: str) -> None:
         self._store, self._region, self._place = store, region, place
 
-    def run(self, merge: MergeSettings, upto: int, grace_s: float) -> CompactionResult:
+    def compact(self, merge: MergeSettings, upto: int, grace_s: float) -> CompactionResult:
         """Remove files that were replaced longer ago than the grace time; then merge small files into a new file list.
 
         Args:
@@ -345,7 +345,7 @@ class Compactor:
 
     def _attempt(self, merge: MergeSettings, upto: int, grace_s: float) -> CompactionResult | None:
         store, now = self._store, int(time.time() * 1000)
-        base = store.newest()
+        base = store.newest_generation()
         due = {path for path, at in base.replaced.items() if at + grace_s * 1000 <= now}
         waiting = {path: at for path, at in base.replaced.items() if path not in due}
         if due:
@@ -430,7 +430,7 @@ class Compactor:
             RetriableError: other compactors created the next generation first, 30 times.
         """
         for _ in range(_FENCE_ATTEMPTS):
-            base = self._store.newest()
+            base = self._store.newest_generation()
             if base.upto > sequence or (base.upto == sequence and not base.files and not base.replaced):
                 return
             left = [*self._store.compaction_output_files(), *base.files, *base.replaced]

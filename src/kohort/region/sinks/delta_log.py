@@ -94,7 +94,7 @@ class DeltaLog:
         """Return whether this version of the table has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
-    def row_count(self, table: deltalake.DeltaTable) -> int:
+    def appended_row_count(self, table: deltalake.DeltaTable) -> int:
         """Return how many rows the region has appended, since it last emptied the table, up to this version."""
         return self._number(table, f"{self._app}:rows")
 
@@ -107,7 +107,7 @@ class DeltaLog:
         with self._errors():
             return not table.file_uris()
 
-    def files_of(self, table: deltalake.DeltaTable) -> list[dict[str, Any]]:
+    def data_file_entries(self, table: deltalake.DeltaTable) -> list[dict[str, Any]]:
         """Return the `add` entries of this version's data files."""
         with self._errors():
             return pa.table(table.get_add_actions(flatten=False)).to_pylist()
@@ -137,7 +137,7 @@ class DeltaLog:
             table: the table in the version before.
             sequence: the checkpoint's number; it is stored as the version of the region's `txn` action.
             actions: the data files that are added and removed.
-            rows: the new value of `row_count`.
+            rows: the new value of `appended_row_count`.
             empties: whether this commit empties the table of the region's rows (`is_emptied`).
         """
         with self._errors():
@@ -243,7 +243,7 @@ class DeltaLog:
             said.append(deltalake.Transaction(f"{self._app}:emptied", sequence))
         return deltalake.CommitProperties(max_commit_retries=0, app_transactions=said)
 
-    def settle(self, newest_version: int, durable_names: re.Pattern[str]) -> None:
+    def sync_last_commit(self, newest_version: int, durable_names: re.Pattern[str]) -> None:
         """Fsync the region's last commit up to this version and its data files, which the Delta library does not do.
 
         The commits of others before it are synced too, back to the region's commit before or to the table's last
@@ -295,7 +295,7 @@ def _translated_errors(path: str) -> Iterator[None]:
         raise RetriableError(f"The Delta table {path} does not answer: {error}") from error
 
 
-def schema_of(table: deltalake.DeltaTable) -> pa.Schema:
+def arrow_columns_of(table: deltalake.DeltaTable) -> pa.Schema:
     """Return a Delta table's columns as an Arrow schema."""
     return _arrow(table.schema())
 

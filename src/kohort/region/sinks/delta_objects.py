@@ -100,7 +100,7 @@ class StoreDeltaLog(DeltaLog):
                 raise RetriableError(f"The Delta table {self._path} can't be created: {refused}") from None
             raise
 
-    def reaches(self, folder: str) -> bool:
+    def reaches_same_store(self, folder: str) -> bool:
         """Return whether the Delta library commits to the place that this process reads, by a trial table in `folder`.
 
         The trial also checks that the library's commits never replace others. The library's functions that read an
@@ -173,7 +173,7 @@ class StoreDeltaLog(DeltaLog):
             said = self._store.error_text(error)
             raise RetriableError(f"The Delta table {self._path} does not answer: {said}") from None
 
-    def settle(self, newest_version: int, durable_names: object) -> None:
+    def sync_last_commit(self, newest_version: int, durable_names: object) -> None:
         """Do nothing: an object is durable when the store has answered."""
 
     def sync_column_commits(self, newest_version: int) -> None:
@@ -234,7 +234,7 @@ class DeltaObjects(DeltaTable):
             self._refuse_strangers()
         self._store.check_conditional_puts(f"{self._own}/{_TRIED}")
         self._check_copies()
-        if not self._store_log().reaches(f"{self._own}/reached/{uuid.uuid4().hex}"):
+        if not self._store_log().reaches_same_store(f"{self._own}/reached/{uuid.uuid4().hex}"):
             raise InvalidInputError(
                 f"deltalake and obstore do not reach the same place by {self.path}: give the endpoint, the region and "
                 "the credentials in storage_options"

@@ -145,7 +145,7 @@ def _has_local_time(kind: pa.DataType) -> bool:
     return any(_has_local_time(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def statistics(table: pa.Table) -> str:
+def file_statistics_json(table: pa.Table) -> str:
     """Return a file's statistics for the log, with which readers can skip the file.
 
     A file has the bounds of all its first columns or of none. Where one is missing beside others, delta-rs compares

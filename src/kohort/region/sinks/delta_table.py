@@ -48,11 +48,12 @@ from kohort.region.files import (
     Output,
     copy_file,
     is_store_url,
+    list_folder,
     make_folder,
     make_folders,
     names_in,
     read_file,
-    remove,
+    remove_file,
     sync_folder,
 )
 from kohort.region.sinks import Keep, owner_marker, staged_files
@@ -64,12 +65,11 @@ from kohort.region.sinks.rows import (
     Evolution,
     Mode,
     cast_to_sink_schema,
+    check_column_names,
     check_evolution,
     check_keys,
     check_mode,
-    check_names,
     check_schema_fits,
-    in_order,
     last_row_of_each_key,
     new_columns,
     refuse_changed_columns,
@@ -78,6 +78,7 @@ from kohort.region.sinks.rows import (
     refuse_out_of_range_times,
     refused_rows_error,
     row_indices_where,
+    sort_staged_keys,
     with_added_columns,
     with_added_fields,
 )
@@ -88,7 +89,7 @@ try:
     import deltalake
     from deltalake.transaction import AddAction, RemoveAction
 
-    from kohort.region.sinks.delta_log import DeltaLog, delta_remove_action, schema_of
+    from kohort.region.sinks.delta_log import DeltaLog, arrow_columns_of, delta_remove_action
     from kohort.region.sinks.delta_rows import (
         check_no_new_feature,
         check_partition_columns,
@@ -96,7 +97,6 @@ try:
         delta_stored_schema,
         refuse_partition_types,
         rows_by_partition,
-        statistics,
     )
 except ImportError as error:
     raise InvalidInputError(f"DeltaTable needs the package deltalake: pip install 'kohort[delta]' ({error})") from error
@@ -203,7 +203,7 @@ class DeltaTable(FolderSink):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
-        check_names(schema, self.partition_by, "partition_by")
+        check_column_names(schema, self.partition_by, "partition_by")
         schema = resolve_null_types(schema, self._known_columns, self.evolve)
         given = delta_stored_schema(schema)
         check_keys(given, self.keys)
@@ -227,7 +227,7 @@ class DeltaTable(FolderSink):
         """
         for _ in range(COMMITS_MAX):
             claim, number = self._reload()
-            kept = claim.rows()
+            kept = claim.row_schema()
             given = with_added_fields(given, kept, claim.added)
             if self.evolve == "refuse":
                 return check_schema_fits(self.path, kept, given)
@@ -235,7 +235,7 @@ class DeltaTable(FolderSink):
             if not new and not claim.added:
                 return None
             table = self._log.load()
-            refuse_conflicting_columns(self.path, schema_of(table), new)
+            refuse_conflicting_columns(self.path, arrow_columns_of(table), new)
             if self._adds_columns(table, [*(kept.field(name) for name in claim.added), *new]):
                 continue
             if not new:
@@ -253,10 +253,10 @@ class DeltaTable(FolderSink):
             True if one was missing, whether or not the commit succeeded: the caller must load the table again. False:
                 it has all columns.
         """
-        there = schema_of(table)
+        there = arrow_columns_of(table)
         missing = [field for field in columns if field.name not in there.names]
         if missing:
-            check_names(pa.schema([*there, *missing]), (), "")
+            check_column_names(pa.schema([*there, *missing]), (), "")
             check_no_new_feature(self.path, table, missing)
             if self._log.add_columns(table, missing):
                 self._log.sync_column_commits(table.version())
@@ -264,8 +264,8 @@ class DeltaTable(FolderSink):
 
     def _known_columns(self) -> pa.Schema | None:
         if self._is_claimed():
-            return self._reload()[0].rows()
-        return schema_of(self._log.load()) if self._log.exists() else None
+            return self._reload()[0].row_schema()
+        return arrow_columns_of(self._log.load()) if self._log.exists() else None
 
     def _make(self, schema: pa.Schema) -> None:
         try:
@@ -276,7 +276,7 @@ class DeltaTable(FolderSink):
             refuse_partition_types(self.path, schema_of(table), parts)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
-            schema = self._fitting(schema_of(table), schema)
+            schema = self._fitting(arrow_columns_of(table), schema)
             mine = None
             if not self._is_claimed():
                 text, alone = owner_marker.encode_schema(schema), self._log.is_empty(table)
@@ -310,7 +310,7 @@ class DeltaTable(FolderSink):
         """
         if self._is_claimed():
             claim = self._reload()[0]
-            rows = claim.rows()
+            rows = claim.row_schema()
             there = pa.schema([field for field in there if field.name in rows.names or not field.nullable])
             schema = with_added_fields(schema, rows, claim.added)
             lost = {name for name in claim.added if name not in there.names}
@@ -340,7 +340,7 @@ class DeltaTable(FolderSink):
     def _probe(self) -> None:
         """Check by trial files that a staged file can be hard-linked into the table and into its log's folder."""
         folders = (self._staging, self.path, f"{self.path}/_delta_log")
-        self._probe_in(folders, remove, lambda: self._try(folders))
+        self._probe_in(folders, remove_file, lambda: self._try(folders))
 
     def _try(self, folders: Sequence[str]) -> None:
         files = self._files
@@ -359,7 +359,7 @@ class DeltaTable(FolderSink):
         finally:
             for path in (staged, *seconds):
                 with contextlib.suppress(OSError):
-                    remove(files, path)
+                    remove_file(files, path)
 
     @property
     def _log(self) -> DeltaLog:
@@ -415,10 +415,10 @@ class DeltaTable(FolderSink):
         The marker is returned because another thread may cache an older one meanwhile.
         """
         claim = self._claim()
-        unknown = set(table.column_names).difference(claim.rows().names)
+        unknown = set(table.column_names).difference(claim.row_schema().names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):
             claim = self._reload()[0]
-        kept = claim.rows()
+        kept = claim.row_schema()
         if self.evolve == "add":
             unknown = set(table.column_names).difference(kept.names)
             table = table.drop_columns([name for name in unknown if is_empty(table.schema.field(name))])
@@ -451,7 +451,7 @@ class DeltaTable(FolderSink):
         stem = f"e{key.epoch}-{key.region_id.hex}-{uuid.uuid4().hex[:16]}"
         try:
             for number, (values, part) in enumerate(rows_by_partition(table, claim.partition_by)):
-                file = _File(f"{stem}-{number}.parquet", 0, part.num_rows, statistics(part), values)
+                file = _File(f"{stem}-{number}.parquet", 0, part.num_rows, file_statistics_json(part), values)
                 written.append(file)
                 written[-1] = msgspec.structs.replace(file, size=self._write_rows(file.name, part))
             grown, named = self.mode == "update" and claim.added, True
@@ -477,7 +477,7 @@ class DeltaTable(FolderSink):
         """Publish the rows staged under these keys as one sequence (checkpoint), by one commit in the Delta log."""
         check_sequence(sequence)
         self._claim()
-        named = in_order(keys)
+        named = sort_staged_keys(keys)
         if not self._is_marked(sequence):
             pieces = self._pieces([key.file_stem() for key in named])
             gone = missing_rows_text(
@@ -499,7 +499,7 @@ class DeltaTable(FolderSink):
                 sequence.
         """
         claim = self._reload()[0]  # other members may have added columns, which the staged rows have
-        kept = claim.rows()
+        kept = claim.row_schema()
         shown: dict[str, str] = {}
 
         def commit_sequence(table: deltalake.DeltaTable) -> bool:
@@ -508,7 +508,7 @@ class DeltaTable(FolderSink):
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.path}: {lost}")
             if self._adds_columns(table, [kept.field(name) for name in claim.added]):
                 return False
-            refuse_changed_columns(self.path, schema_of(table), kept)
+            refuse_changed_columns(self.path, arrow_columns_of(table), kept)
             self._refuse_other_partitions(claim, table.metadata().partition_columns)
             try:
                 if self.mode == "update":
@@ -535,7 +535,7 @@ class DeltaTable(FolderSink):
         for _ in range(COMMITS_MAX):
             table = self._log.load()
             if is_there(table):
-                return self._log.settle(table.version(), _DATA)
+                return self._log.sync_last_commit(table.version(), _DATA)
             commit(table)  # one below a checkpoint is not in the table: its version was taken, and cleaned away
         raise self._too_late()
 
@@ -547,11 +547,11 @@ class DeltaTable(FolderSink):
         adds: list[AddAction | RemoveAction] = [
             AddAction(shown[file.name], file.size, file.partition, now, True, file.statistics) for file in staged
         ]
-        rows = self._log.row_count(table) + sum(file.rows for file in staged)
+        rows = self._log.appended_row_count(table) + sum(file.rows for file in staged)
         return self._log.commit(table, sequence, adds, rows)
 
     def _merge(self, table: deltalake.DeltaTable, sequence: int, staged: list[_File], claim: OwnerMarker) -> bool:
-        kept = claim.rows()
+        kept = claim.row_schema()
         rows = pa.concat_tables([self._read_staged(file, kept) for file in staged])
         return self._log.merge(table, sequence, last_row_of_each_key(rows, claim.keys), claim.keys)
 
@@ -587,7 +587,7 @@ class DeltaTable(FolderSink):
             InvalidInputError: other writers have rewritten files (OPTIMIZE, DELETE); or, with `mode="update"`, the
                 table had rows before, or other regions write it. The region's rows can't be told from others then.
         """
-        there = self._log.files_of(table)
+        there = self._log.data_file_entries(table)
         if self.mode == "update":
             ours = there
             whole = self._claim().alone and len(self._names_in(f"{self.path}/_kohort")) == 1
@@ -619,7 +619,7 @@ class DeltaTable(FolderSink):
         table = self._log.load()
         last = self._log.last_sequence(table)
         if last > marked:  # its publisher ended before it was marked
-            self._log.settle(table.version(), _DATA)
+            self._log.sync_last_commit(table.version(), _DATA)
             self._mark_done(last)
         return max(last, marked)
 
@@ -673,7 +673,7 @@ class DeltaTable(FolderSink):
         sync_folder(self._files, self._own)
 
     def _names_in(self, folder: str) -> list[str]:
-        return names_in(self._files, folder)
+        return list_folder(self._files, folder)
 
     def _content(self, path: str) -> bytes:
         return read_file(self._files, path)
@@ -690,7 +690,7 @@ class DeltaTable(FolderSink):
 
     def _remove_staged(self, names: Iterable[str]) -> None:
         for name in names:
-            remove(self._files, f"{self._staging}/{name}")
+            remove_file(self._files, f"{self._staging}/{name}")
 
     def _show_files(self, sizes: Mapping[str, int], names: Mapping[str, str]) -> None:
         """Link staged Parquet files into the table's folder. Readers ignore them until a commit adds them.
@@ -706,7 +706,7 @@ class DeltaTable(FolderSink):
             except PermissionError:  # another user's
                 copy_file(self._files, staged, second)
             else:
-                staged_files.show(self._files, staged, second)
+                staged_files.link_file(self._files, staged, second)
         sync_folder(self._files, self.path)
 
     def _mark_done(self, sequence: int) -> None:

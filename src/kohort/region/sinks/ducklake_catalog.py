@@ -116,7 +116,7 @@ class LakeTransaction:
         self._cursor, self.name = cursor, name
         self.changed = False
 
-    def ask(self, statement: str, *values: object) -> list[Any]:
+    def query_rows(self, statement: str, *values: object) -> list[Any]:
         """Execute a query and return its rows."""
         return self._run(statement, *values).fetchall()
 
@@ -126,16 +126,16 @@ class LakeTransaction:
         found = self._run(statement, *values).fetchall()
         return int(found[0][0]) if found and isinstance(found[0][0], int) else 0
 
-    def call(self, statement: str) -> None:
+    def execute_statement(self, statement: str) -> None:
         """Execute a statement that needs no commit by itself.
 
         Without a call of `execute_change` the transaction is rolled back.
         """
         self._run(statement).fetchall()
 
-    def tables(self, schema: str) -> dict[str, str]:
+    def table_uuids(self, schema: str) -> dict[str, str]:
         """Return the UUID (in hexadecimal) of each table in a schema, by the table's name in lower case."""
-        found = self.ask(
+        found = self.query_rows(
             "SELECT lower(t.table_name), t.table_uuid FROM __ducklake_metadata_{lake}.ducklake_table t JOIN "
             "__ducklake_metadata_{lake}.ducklake_schema s USING (schema_id) JOIN ducklake_current_snapshot('{lake}') c "
             "ON t.begin_snapshot <= c.id AND coalesce(t.end_snapshot > c.id, true) AND s.begin_snapshot <= c.id AND "
@@ -144,12 +144,12 @@ class LakeTransaction:
         )
         return {name: UUID(str(table_id)).hex for name, table_id in found}
 
-    def schema(self, table: str) -> pa.Schema:
+    def table_columns(self, table: str) -> pa.Schema:
         """Return a table's columns as an Arrow schema; `table` is the table's name, quoted for SQL."""
         found = self._run(f"SELECT * FROM {{lake}}.{table} LIMIT 0").to_arrow_table().schema
         must = {
             name
-            for name, null in self.ask(f'SELECT column_name, "null" FROM (DESCRIBE {{lake}}.{table})')
+            for name, null in self.query_rows(f'SELECT column_name, "null" FROM (DESCRIBE {{lake}}.{table})')
             if null == "NO"
         }
         return normalized_duckdb_schema(
@@ -176,10 +176,10 @@ class DuckLake:
         Raises:
             NotAuthorizedError: it may not.
         """
-        if self.is_there() and not os.access(self.catalog, os.W_OK):
+        if self.has_catalog() and not os.access(self.catalog, os.W_OK):
             raise NotAuthorizedError(f"No right to write {self.catalog}, the catalog of {self._place}")
 
-    def is_there(self) -> bool:
+    def has_catalog(self) -> bool:
         """Return whether the catalog's file exists and is not empty. Attaching a missing file would create it.
 
         The file is only looked at, never opened: closing it would drop all locks that this process has on it.
@@ -210,7 +210,7 @@ class DuckLake:
                 at = self._begun(cursor, name)
                 try:
                     self._attach(at, create)
-                    at.call("BEGIN")
+                    at.execute_statement("BEGIN")
                     yield at
                     if at.changed:
                         self._commit_snapshot(at)
@@ -226,10 +226,12 @@ class DuckLake:
     def _attach(self, at: LakeTransaction, create: bool) -> None:
         """Attach the lake under the transaction's name; create it if it is missing and `create` is set."""
         make = create and not self._has_lake(at)
-        make_or_not = f"DATA_PATH {literal(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false"
+        make_or_not = f"DATA_PATH {quote_sql_text(f'{self._folder}/{DATA}')}" if make else "CREATE_IF_NOT_EXISTS false"
         options = [*self._attach_options(), make_or_not]
         try:
-            at.call(f"ATTACH {literal(f'ducklake:{self._kind}:{self.catalog}')} AS {{lake}} ({', '.join(options)})")
+            at.execute_statement(
+                f"ATTACH {quote_sql_text(f'ducklake:{self._kind}:{self.catalog}')} AS {{lake}} ({', '.join(options)})"
+            )
         except duckdb.Error as error:
             if make:
                 raise UnknownCommitError(f"{self._place} can't be made: {first_error_line(error)}") from error
@@ -243,22 +245,22 @@ class DuckLake:
 
     def _has_lake(self, at: LakeTransaction) -> bool:
         """Return whether the catalog already has DuckLake's own tables, without creating them."""
-        if not self.is_there():
+        if not self.has_catalog():
             return False
-        at.call(f"ATTACH {literal(self.catalog)} AS {{lake}}_file (TYPE {self._kind}, READ_ONLY)")
+        at.execute_statement(f"ATTACH {quote_sql_text(self.catalog)} AS {{lake}}_file (TYPE {self._kind}, READ_ONLY)")
         try:
             return bool(
-                at.ask(
+                at.query_rows(
                     "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND table_name = 'ducklake_metadata'",
                     f"{at.name}_file",
                 )
             )
         finally:
-            at.call("DETACH {lake}_file")
+            at.execute_statement("DETACH {lake}_file")
 
     def _commit_snapshot(self, at: LakeTransaction) -> None:
         try:
-            at.call("COMMIT")
+            at.execute_statement("COMMIT")
         except duckdb.Error as error:
             if isinstance(error, duckdb.FatalException | duckdb.InternalException):
                 _forget_database()
@@ -294,7 +296,7 @@ class PostgresLake(DuckLake):
         if lacking := self._lacking_rights():
             raise self._no_right(lacking)
 
-    def is_there(self) -> bool:
+    def has_catalog(self) -> bool:
         """Return True: the database must exist before the lake, or else no connection can be opened."""
         return True
 
@@ -330,9 +332,9 @@ class PostgresLake(DuckLake):
         return []
 
     def _attach(self, at: LakeTransaction, create: bool) -> None:
-        _load_extension(at.call, "postgres_scanner")
+        _load_extension(at.execute_statement, "postgres_scanner")
         super()._attach(at, create)
-        [(level,)] = at.ask(
+        [(level,)] = at.query_rows(
             "FROM postgres_query(?, 'SELECT current_setting(''transaction_isolation'')')",
             f"__ducklake_metadata_{at.name}",
         )
@@ -438,7 +440,7 @@ def escape_lake_name(text: str) -> str:
     return text.replace("{lake}", _ESCAPED_NAME)
 
 
-def literal(text: str) -> str:
+def quote_sql_text(text: str) -> str:
     """Quote a text as an SQL string literal for a statement of a `LakeTransaction`."""
     return escape_lake_name(_sql_text(text))
 
@@ -449,7 +451,7 @@ def _sql_text(text: str) -> str:
 
 def sql_list_literal(values: Sequence[str]) -> str:
     """Return texts as a list literal in SQL, for a transaction's statement."""
-    return "[" + ", ".join(literal(value) for value in values) + "]"
+    return "[" + ", ".join(quote_sql_text(value) for value in values) + "]"
 
 
 @contextlib.contextmanager

@@ -41,7 +41,7 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError, NotAuthorizedError, RetriableError
-from kohort.region.files import Output, local_path, make_folder, names_in, read_file, remove, sync_folder
+from kohort.region.files import Output, list_folder, local_path, make_folder, read_file, remove_file, sync_folder
 from kohort.region.records import Position
 from kohort.region.sinks import Keep, owner_marker, staged_files
 from kohort.region.sinks.bound import FolderSink, offsets_as_json
@@ -49,12 +49,12 @@ from kohort.region.sinks.columns import fill_null_types, resolve_null_types
 from kohort.region.sinks.owner_marker import UNREADABLE_JSON, OwnerMarker
 from kohort.region.sinks.rows import (
     cast_to_sink_schema,
-    check_names,
+    check_column_names,
     check_schema_fits,
-    in_order,
     refuse_invalid_values,
+    sort_staged_keys,
 )
-from kohort.region.sinks.sql_dialects import PostgresUrl, libpq_parameters, quoted
+from kohort.region.sinks.sql_dialects import PostgresUrl, libpq_parameters, quote_sql_name
 from kohort.region.sinks.staged_files import Codec, read_json
 from kohort.region.staged import StagedKey, check_sequence, missing_rows_text
 from kohort.settings.validation import redacted_url
@@ -71,7 +71,7 @@ try:
         columns_with_safe_statistics,
         ducklake_stored_schema,
         escape_lake_name,
-        literal,
+        quote_sql_text,
         sql_list_literal,
     )
 except ImportError as error:
@@ -166,7 +166,7 @@ class DuckLakeTable(FolderSink):
 
     def _place_name(self) -> str:
         """Return a name made of the catalog's location and the table's name in lower case, equal for all members."""
-        home = PostgresUrl(self.catalog).home() if self.catalog else os.path.realpath(self.path)
+        home = PostgresUrl(self.catalog).canonical_url() if self.catalog else os.path.realpath(self.path)
         return f"{self.KIND}:{home}#{self.table.lower()}"
 
     # -- the catalog
@@ -178,15 +178,15 @@ class DuckLakeTable(FolderSink):
         return DuckLake(self.path, self.place)
 
     def _table_of_sink(self, table: str) -> str:
-        return escape_lake_name(quoted(self._names[0], table))
+        return escape_lake_name(quote_sql_name(self._names[0], table))
 
     @property
     def _target(self) -> str:
-        return escape_lake_name(quoted(*self._names))
+        return escape_lake_name(quote_sql_name(*self._names))
 
     def _state(self, at: LakeTransaction) -> _LakeState | None:
         """Return the table's state in the transaction's snapshot; None: the table does not exist."""
-        found = at.tables(self._names[0])
+        found = at.table_uuids(self._names[0])
         table_id = found.get(self._names[1].lower())
         if table_id is None:
             return None
@@ -194,8 +194,8 @@ class DuckLakeTable(FolderSink):
             return _LakeState(table_id)
         mine = (table_id, self._bound().hex)
         where = "WHERE table_id = ? AND region_id = ?"
-        claims = at.ask(f"SELECT claim FROM {{lake}}.{self._table_of_sink(_REGIONS)} {where}", *mine)
-        rows = at.ask(
+        claims = at.query_rows(f"SELECT claim FROM {{lake}}.{self._table_of_sink(_REGIONS)} {where}", *mine)
+        rows = at.query_rows(
             f"SELECT sequence, row_count, emptied FROM {{lake}}.{self._table_of_sink(_SEQUENCES)} {where}", *mine
         )
         if not claims and not rows:
@@ -235,7 +235,7 @@ class DuckLakeTable(FolderSink):
     def _newest_state(self) -> _LakeState | None:
         """Return the table's state in the newest snapshot; None: the lake or the table does not exist."""
         self._bound()
-        if not self._lake.is_there():
+        if not self._lake.has_catalog():
             return None
         try:
             with self._lake.transaction() as at:
@@ -287,7 +287,7 @@ class DuckLakeTable(FolderSink):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create what is missing."""
         self._bound()
-        check_names(schema, (), "")
+        check_column_names(schema, (), "")
         if ours := [name for name in schema.names if name.lower() in _VIRTUAL]:
             raise InvalidInputError(f"Columns of DuckLake's own names: {', '.join(ours)}: rename them")
         given = ducklake_stored_schema(self.place, resolve_null_types(schema, self._known_columns))
@@ -299,8 +299,8 @@ class DuckLakeTable(FolderSink):
                     raise NotAuthorizedError(f"No right to write {name}, a folder of {self.place}")
             self._lake.check_rights()
             state, claim = self._made(given)
-            check_schema_fits(self.place, claim.rows(), given)
-            self._try_empty_file(state, claim.rows())
+            check_schema_fits(self.place, claim.row_schema(), given)
+            self._try_empty_file(state, claim.row_schema())
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the DuckLake table {self.place}: {error}") from error
         except NotADirectoryError as error:
@@ -310,7 +310,7 @@ class DuckLakeTable(FolderSink):
         if self._newest_state() is None:
             return None
         with self._lake.transaction() as at:
-            return at.schema(self._target)
+            return at.table_columns(self._target)
 
     def _made(self, schema: pa.Schema) -> tuple[_LakeState, OwnerMarker]:
         """Return the table's state with this region's owner marker.
@@ -329,12 +329,15 @@ class DuckLakeTable(FolderSink):
         return self._load()
 
     def _make_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
-        there = at.tables(self._names[0])
+        there = at.table_uuids(self._names[0])
         if self._names[1].lower() not in there:
-            at.execute_change(f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{escape_lake_name(quoted(self._names[0]))}")
+            at.execute_change(
+                f"CREATE SCHEMA IF NOT EXISTS {{lake}}.{escape_lake_name(quote_sql_name(self._names[0]))}"
+            )
             kinds = column_types(self.place, schema)
             columns = [
-                f"{quoted(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}" for field in schema
+                f"{quote_sql_name(field.name)} {kinds[field.name]}{'' if field.nullable else ' NOT NULL'}"
+                for field in schema
             ]
             at.execute_change(f"CREATE TABLE {{lake}}.{self._target} ({escape_lake_name(', '.join(columns))})")
         if _REGIONS not in there:
@@ -349,14 +352,14 @@ class DuckLakeTable(FolderSink):
     def _inline_own_tables(self, at: LakeTransaction, schema: pa.Schema) -> None:
         """Set the sink's own two tables to store rows in the catalog (data inlining), whatever the lake's limit is."""
         for table in (_REGIONS, _SEQUENCES):
-            if not at.ask(
+            if not at.query_rows(
                 "SELECT 1 FROM ducklake_options(?) WHERE option_name = 'data_inlining_row_limit' AND scope = 'TABLE' "
                 "AND lower(scope_entry) = ?",
                 at.name, f"{self._names[0]}.{table}".lower(),
             ):  # fmt: skip
                 at.execute_change(
-                    f"CALL ducklake_set_option({literal(at.name)}, 'data_inlining_row_limit', 10, table_name => "
-                    f"{literal(table)}, schema => {literal(self._names[0])})"
+                    f"CALL ducklake_set_option({quote_sql_text(at.name)}, 'data_inlining_row_limit', 10, table_name => "
+                    f"{quote_sql_text(table)}, schema => {quote_sql_text(self._names[0])})"
                 )
 
     def _claim_table(self, at: LakeTransaction, schema: pa.Schema) -> None:
@@ -365,7 +368,7 @@ class DuckLakeTable(FolderSink):
             return
         if state is None:
             raise self._unknown_table()
-        check_schema_fits(self.place, at.schema(self._target), schema)
+        check_schema_fits(self.place, at.table_columns(self._target), schema)
         claim = OwnerMarker(1, self._region, self._bound(), owner_marker.encode_schema(schema), place=self.place)
         mine = (state.table_id, self._bound().hex)
         text = msgspec.json.encode(claim).decode()
@@ -396,7 +399,7 @@ class DuckLakeTable(FolderSink):
         return self._shaped(table, self._load()[1] if claim is None else claim)
 
     def _shaped(self, table: pa.Table, claim: OwnerMarker) -> pa.Table:
-        kept = claim.rows()
+        kept = claim.row_schema()
         if not table.schema.equals(kept):
             check_schema_fits(self.place, kept, ducklake_stored_schema(self.place, fill_null_types(table.schema, kept)))
         rows = cast_to_sink_schema(table, kept, ())
@@ -432,9 +435,9 @@ class DuckLakeTable(FolderSink):
         except BaseException:
             with contextlib.suppress(OSError):
                 for name in named:
-                    remove(self._files, self._file(state, name))
+                    remove_file(self._files, self._file(state, name))
                 if before is None:
-                    remove(self._files, f"{self._folder(state)}/staged/{key.file_stem()}{_PIECE}")
+                    remove_file(self._files, f"{self._folder(state)}/staged/{key.file_stem()}{_PIECE}")
                 else:
                     self._put_piece(state, key, before)
             raise
@@ -470,7 +473,7 @@ class DuckLakeTable(FolderSink):
         try:
             self._try_file(path)
         finally:
-            remove(self._files, path)
+            remove_file(self._files, path)
 
     def _try_file(self, path: str) -> None:
         """Check that DuckLake accepts a Parquet file: add it to the table in a transaction that is rolled back."""
@@ -498,8 +501,8 @@ class DuckLakeTable(FolderSink):
 
     def _adding(self, paths: Sequence[str]) -> str:
         return (
-            f"CALL ducklake_add_data_files('{{lake}}', {literal(self._names[1])}, {sql_list_literal(paths)}, schema => "
-            f"{literal(self._names[0])}, allow_missing => true, hive_partitioning => false)"
+            f"CALL ducklake_add_data_files('{{lake}}', {quote_sql_text(self._names[1])}, {sql_list_literal(paths)}, "
+            f"schema => {quote_sql_text(self._names[0])}, allow_missing => true, hive_partitioning => false)"
         )
 
     def _piece(self, state: _LakeState, name: str) -> _LakePiece | None:
@@ -516,7 +519,7 @@ class DuckLakeTable(FolderSink):
         """Publish as `publish` does, and store the end offsets (`positions`) in the snapshot's extra info."""
         check_sequence(sequence)
         state = self._load()[0]
-        named, committed = in_order(keys), False
+        named, committed = sort_staged_keys(keys), False
         if self._marked(state) < sequence:
             pieces = {key: self._piece(state, key.file_stem()) for key in named}
             gone = missing_rows_text({key.file_stem(): self._is_whole(state, piece) for key, piece in pieces.items()})
@@ -550,7 +553,7 @@ class DuckLakeTable(FolderSink):
             if lost:
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.place}: {lost}")
             self._set_commit_message(at, sequence, offsets)
-            at.call(self._adding([self._file(state, name) for piece in staged for name in piece.files]))
+            at.execute_statement(self._adding([self._file(state, name) for piece in staged for name in piece.files]))
             rows = state.row_count + sum(piece.row_count for piece in staged)
             self._move(at, state, sequence, rows, state.emptied)
 
@@ -562,9 +565,9 @@ class DuckLakeTable(FolderSink):
         if offsets:
             said["offsets"] = json.loads(offsets)
         message = f"Region {self._region}: sequence {sequence}"
-        at.call(
-            f"CALL ducklake_set_commit_message('{{lake}}', 'kohort', {literal(message)}, extra_info => "
-            f"{literal(json.dumps({'kohort': said}, separators=(',', ':')))})"
+        at.execute_statement(
+            f"CALL ducklake_set_commit_message('{{lake}}', 'kohort', {quote_sql_text(message)}, extra_info => "
+            f"{quote_sql_text(json.dumps({'kohort': said}, separators=(',', ':')))})"
         )
 
     def _move(self, at: LakeTransaction, state: _LakeState, sequence: int, rows: int, emptied: int) -> None:
@@ -593,15 +596,15 @@ class DuckLakeTable(FolderSink):
     def _empty_table(self, at: LakeTransaction, state: _LakeState, sequence: int) -> None:
         there = [
             path
-            for (path,) in at.ask(
+            for (path,) in at.query_rows(
                 "SELECT data_file FROM ducklake_list_files(?, ?, schema => ?)", at.name, self._names[1], self._names[0]
             )
         ]
-        ours = [literal(path) for path in there if self._is_ours(path)]
+        ours = [quote_sql_text(path) for path in there if self._is_ours(path)]
         where = f"FROM {{lake}}.{self._target} WHERE filename IN ({', '.join(ours)})"
-        rows = at.ask(f"SELECT count(*) {where}")[0][0] if ours else 0
+        rows = at.query_rows(f"SELECT count(*) {where}")[0][0] if ours else 0
         # A file whose rows were deleted may be listed still.
-        if there and rows != state.row_count and at.ask(f"SELECT 1 FROM {{lake}}.{self._target} LIMIT 1"):
+        if there and rows != state.row_count and at.query_rows(f"SELECT 1 FROM {{lake}}.{self._target} LIMIT 1"):
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
                 "written anew, or rows were removed (compaction, DELETE, UPDATE). Delete all rows of the table by "
@@ -670,23 +673,23 @@ class DuckLakeTable(FolderSink):
         if state is None:
             return
         folder, kept = f"{self._folder(state)}/staged", {key.file_stem() for key in keep.keys}
-        for name in names_in(self._files, folder):
+        for name in list_folder(self._files, folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
             if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(state, stem)
             else:
-                remove(self._files, f"{folder}/{name}")
-        for name in names_in(self._files, f"{self._folder(state)}/{_TRIALS}"):
-            remove(self._files, f"{self._folder(state)}/{_TRIALS}/{name}")  # a check under way tries again
+                remove_file(self._files, f"{folder}/{name}")
+        for name in list_folder(self._files, f"{self._folder(state)}/{_TRIALS}"):
+            remove_file(self._files, f"{self._folder(state)}/{_TRIALS}/{name}")  # a check under way tries again
 
     def _drop(self, state: _LakeState, name: str) -> None:
         """Remove a key's `KEY.json` and those of its Parquet files that are not in the lake."""
         piece = self._piece(state, name)
         if piece is not None:
             self._remove_unknown(state, (*piece.files, *piece.others))
-            remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
+            remove_file(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _forget(self, state: _LakeState, name: str, committed: bool) -> None:
         """Remove the `KEY.json` of a published key, and its files that are not in the lake.
@@ -700,25 +703,25 @@ class DuckLakeTable(FolderSink):
         piece = self._piece(state, name)
         if piece is not None:
             self._remove_unknown(state, piece.others if committed else (*piece.files, *piece.others))
-            remove(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
+            remove_file(self._files, f"{self._folder(state)}/staged/{name}{_PIECE}")
 
     def _remove_unknown(self, state: _LakeState, names: Sequence[str]) -> None:
         """Remove files that no snapshot of the lake has, and that the lake has not scheduled for deletion itself."""
         if not names:
             return
-        listed = ", ".join(literal(name) for name in names)
+        listed = ", ".join(quote_sql_text(name) for name in names)
         with self._lake.transaction() as at:
             known = {
                 name
                 for kind in ("data_file", "files_scheduled_for_deletion")
-                for (name,) in at.ask(
+                for (name,) in at.query_rows(
                     f"SELECT split_part(path, '/', -1) AS name FROM __ducklake_metadata_{at.name}.ducklake_{kind} "
                     f"WHERE name IN ({listed})"
                 )
             }
         for name in names:
             if name not in known:
-                remove(self._files, self._file(state, name))
+                remove_file(self._files, self._file(state, name))
 
 
 def _local(lake: str) -> str:

@@ -28,10 +28,10 @@ from kohort.errors import CorruptDataError, RetriableError
 from kohort.region.files import (
     FileCalls,
     Output,
+    list_folder,
     make_folder,
-    names_in,
     read_file,
-    remove,
+    remove_file,
     remove_tree,
     sync_folder,
     write_file,
@@ -60,7 +60,7 @@ _SHOW_ATTEMPTS: Final = 10
 def files_below(files: FileCalls, folder: str) -> list[str]:
     """Return the paths of all Parquet files in a folder and its Hive partition folders, relative to the folder."""
     found = []
-    for name in names_in(files, folder):
+    for name in list_folder(files, folder):
         if name.endswith(".parquet"):
             found.append(name)
         elif "=" in name:
@@ -96,7 +96,7 @@ class FolderGenerations:
     # -- generations
 
     def _numbers(self) -> list[int]:
-        names = names_in(self._files, f"{self._path}/_region")
+        names = list_folder(self._files, f"{self._path}/_region")
         return [int(found[1]) for name in names if (found := _NUMBERED.fullmatch(name))]
 
     def newest_generation_number(self) -> int:
@@ -112,7 +112,7 @@ class FolderGenerations:
                 return decode_generation(read_file(self._files, self._generation_path(number)), self._path)
         raise CorruptDataError(f"Generations of {self._path} are gone while they are read: try again")
 
-    def newest(self) -> Generation:
+    def newest_generation(self) -> Generation:
         """Return the newest generation (file list) after making it durable; without any, an empty one with number 0."""
         found = self.read_newest_generation()
         if found.generation:
@@ -137,9 +137,9 @@ class FolderGenerations:
             sync_folder(files, folder)
         finally:
             with contextlib.suppress(OSError):
-                remove(files, temporary)
+                remove_file(files, temporary)
         for number in expired_generation_numbers(self._numbers()):
-            remove(files, self._generation_path(number))
+            remove_file(files, self._generation_path(number))
         return True
 
     # -- files
@@ -157,7 +157,9 @@ class FolderGenerations:
 
     def shown_sequences(self) -> list[int]:
         """Return the numbers N of all folders `sequence=N`, in ascending order."""
-        return sorted(int(found[1]) for name in names_in(self._files, self._path) if (found := SHOWN.fullmatch(name)))
+        return sorted(
+            int(found[1]) for name in list_folder(self._files, self._path) if (found := SHOWN.fullmatch(name))
+        )
 
     def shown_sequence_files(self, number: int) -> list[str]:
         """Return the sorted paths of the Parquet files in the folder `sequence=N`."""
@@ -188,7 +190,7 @@ class FolderGenerations:
         if path.startswith(f"{COMPACTED}/"):
             return path
         make_folder(self._files, f"{self._path}/{to.rpartition('/')[0]}")
-        staged_files.show(self._files, f"{self._path}/{path}", f"{self._path}/{to}")
+        staged_files.link_file(self._files, f"{self._path}/{path}", f"{self._path}/{to}")
         return to
 
     def remove_files(self, paths: Iterable[str]) -> None:
@@ -198,7 +200,7 @@ class FolderGenerations:
         """
         for path in paths:
             if path.startswith(f"{COMPACTED}/"):
-                remove(self._files, f"{self._path}/{path}")
+                remove_file(self._files, f"{self._path}/{path}")
 
     # -- the folders that readers without a list see
 
@@ -254,7 +256,7 @@ class FolderGenerations:
         for path in paths:
             inner = path.partition("/")[2]
             create_partition_folders(files, folder, inner, made)
-            staged_files.show(files, f"{self._path}/{path}", f"{folder}/{inner}")
+            staged_files.link_file(files, f"{self._path}/{path}", f"{folder}/{inner}")
         if self._id is not None:
             says = f"{folder}/{SAYS}{number}-{self._id.hex}"
             files.close(files.open(says, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
@@ -268,9 +270,9 @@ class FolderGenerations:
 
     def _tidy(self) -> None:
         """Remove folders that were hidden, and temporary ones that were never renamed to `sequence=N`."""
-        for name in names_in(self._files, f"{self._path}/_staging"):
+        for name in list_folder(self._files, f"{self._path}/_staging"):
             if SHOWING.fullmatch(name):
                 self._hide(f"{self._path}/_staging/{name}")
-        for name in names_in(self._files, f"{self._path}/_staging"):
+        for name in list_folder(self._files, f"{self._path}/_staging"):
             if name.startswith(GONE):
                 remove_tree(self._files, f"{self._path}/_staging/{name}")

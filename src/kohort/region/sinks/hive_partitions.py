@@ -15,7 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kohort.errors import InvalidInputError
-from kohort.region.sinks.rows import check_names, refuse_out_of_range_times, refused_rows_error, row_indices_where
+from kohort.region.sinks.rows import (
+    check_column_names,
+    refuse_out_of_range_times,
+    refused_rows_error,
+    row_indices_where,
+)
 
 NULL: Final = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED: Final = re.compile(r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]")
@@ -54,7 +59,7 @@ def check_partition_columns(schema: pa.Schema, partition_by: Sequence[str]) -> N
     """
     if not partition_by:
         return
-    check_names(schema, partition_by, "partition_by")
+    check_column_names(schema, partition_by, "partition_by")
     for name in partition_by:
         kind = schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_date(kind) or _is_text(kind)):

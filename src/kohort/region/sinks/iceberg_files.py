@@ -36,7 +36,7 @@ from pyiceberg.typedef import Record
 
 from kohort.errors import InvalidInputError
 from kohort.region.confined_files import confine_files
-from kohort.region.files import SYSTEM, FileCalls, Output, make_folder, names_in, read_file, remove, sync_folder
+from kohort.region.files import SYSTEM, FileCalls, Output, list_folder, make_folder, read_file, remove_file, sync_folder
 from kohort.region.sinks import staged_files
 from kohort.region.sinks.rows import dropped_columns_error, with_added_columns
 from kohort.region.sinks.staged_files import DICTIONARY_BYTES, MARKS_KEPT, Codec, ParquetPageOutput
@@ -100,10 +100,10 @@ class DurableFileIO(PyArrowFileIO):
     @property
     def files(self) -> FileCalls:
         """The file operations of this process, which follow no symbolic link below the warehouse or the table."""
-        root = self.path_of(self.properties.get(ROOT) or self.properties.get("warehouse", ""))
+        root = self.local_path_of(self.properties.get(ROOT) or self.properties.get("warehouse", ""))
         return confine_files(SYSTEM, root) if root else SYSTEM
 
-    def path_of(self, location: str) -> str | None:
+    def local_path_of(self, location: str) -> str | None:
         """Return the local path of a location; None: the location is in an object store."""
         if location.startswith("file:"):
             location = location.removeprefix("file:")
@@ -112,20 +112,20 @@ class DurableFileIO(PyArrowFileIO):
 
     def new_input(self, location: str) -> PyArrowFile:
         """Return pyiceberg's input file for this location."""
-        path = self.path_of(location)
+        path = self.local_path_of(location)
         if path is None:
             return super().new_input(location)
         return PyArrowFile(location, path, pafs.LocalFileSystem())
 
     def new_output(self, location: str) -> Any:  # pyiceberg's own classes return their own kinds
         """Return pyiceberg's output file for this location. A local file is synced when it is closed."""
-        path = self.path_of(location)
+        path = self.local_path_of(location)
         return super().new_output(location) if path is None else _DurableOutput(location, path, self)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         """Remove the file at this location."""
         text = location if isinstance(location, str) else location.location
-        path = self.path_of(text)
+        path = self.local_path_of(text)
         if path is None:
             super().delete(location)
         else:
@@ -207,10 +207,10 @@ class TableSideStore(Protocol):
     Writes are atomic, and durable when the call returns.
     """
 
-    def put_file(self, folder: str, name: str, data: bytes) -> None:
+    def replace_file(self, folder: str, name: str, data: bytes) -> None:
         """Write an object, or replace the one of this name. A late copy of the request never replaces a later write."""
 
-    def put_once(self, folder: str, name: str, data: bytes) -> None:
+    def create_file_once(self, folder: str, name: str, data: bytes) -> None:
         """Write an object whose name is never written again. An object store needs one request for it, not three.
 
         The store may still carry out the request later, after the object was removed.
@@ -219,10 +219,10 @@ class TableSideStore(Protocol):
     def read(self, location: str) -> bytes:
         """Return an object's content; raise FileNotFoundError if there is none."""
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         """Return the names of the objects in a folder; none if the folder is missing."""
 
-    def remove(self, location: str) -> None:
+    def remove_object(self, location: str) -> None:
         """Remove an object, if it exists."""
 
     def mark_published(self, folder: str, sequence: int) -> None:
@@ -239,7 +239,7 @@ def side_store_of(table: Table, place: str) -> TableSideStore:
         InvalidInputError: the table's FileIO is not Arrow's, and can't list a folder.
     """
     given = table.io
-    if isinstance(given, DurableFileIO) and given.path_of(table.location()) is not None:
+    if isinstance(given, DurableFileIO) and given.local_path_of(table.location()) is not None:
         return _LocalStore(given)
     if isinstance(given, PyArrowFileIO):
         return _RemoteStore(given)
@@ -256,12 +256,12 @@ class _LocalStore:
         self._io, self._files = given, given.files
 
     def _path(self, location: str) -> str:
-        path = self._io.path_of(location)
+        path = self._io.local_path_of(location)
         if path is None:
             raise InvalidInputError(f"{location} is not on this machine, and its warehouse is: move the table there")
         return path
 
-    def put_file(self, folder: str, name: str, data: bytes) -> None:
+    def replace_file(self, folder: str, name: str, data: bytes) -> None:
         path = self._path(folder)
         try:
             staged_files.write_file_atomically(self._files, path, name, lambda output: output.write(data))
@@ -269,17 +269,17 @@ class _LocalStore:
             make_folder(self._files, path)
             staged_files.write_file_atomically(self._files, path, name, lambda output: output.write(data))
 
-    def put_once(self, folder: str, name: str, data: bytes) -> None:
-        self.put_file(folder, name, data)
+    def create_file_once(self, folder: str, name: str, data: bytes) -> None:
+        self.replace_file(folder, name, data)
 
     def read(self, location: str) -> bytes:
         return read_file(self._files, self._path(location))
 
-    def names(self, folder: str) -> list[str]:
-        return names_in(self._files, self._path(folder))
+    def list_files(self, folder: str) -> list[str]:
+        return list_folder(self._files, self._path(folder))
 
-    def remove(self, location: str) -> None:
-        remove(self._files, self._path(location))
+    def remove_object(self, location: str) -> None:
+        remove_file(self._files, self._path(location))
 
     def mark_published(self, folder: str, sequence: int) -> None:
         path = self._path(folder)
@@ -299,13 +299,13 @@ class _RemoteStore:
     def __init__(self, given: PyArrowFileIO) -> None:
         self._io = given
 
-    def put_file(self, folder: str, name: str, data: bytes) -> None:
+    def replace_file(self, folder: str, name: str, data: bytes) -> None:
         given, location = self._io, f"{folder}/{name}"
         in_parts = given.new_multipart_output if isinstance(given, DurableFileIO) else given.new_output
         with in_parts(location).create(overwrite=True) as output:
             output.write(data)
 
-    def put_once(self, folder: str, name: str, data: bytes) -> None:
+    def create_file_once(self, folder: str, name: str, data: bytes) -> None:
         with self._io.new_output(f"{folder}/{name}").create(overwrite=True) as output:
             output.write(data)
 
@@ -313,27 +313,27 @@ class _RemoteStore:
         with self._io.new_input(location).open() as opened:
             return bytes(opened.read())
 
-    def names(self, folder: str) -> list[str]:
+    def list_files(self, folder: str) -> list[str]:
         scheme, host, path = PyArrowFileIO.parse_location(folder)
         selector = pafs.FileSelector(path, allow_not_found=True)
         return [found.base_name for found in self._io.fs_by_scheme(scheme, host).get_file_info(selector)]
 
-    def remove(self, location: str) -> None:
+    def remove_object(self, location: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._io.delete(location)
 
     def mark_published(self, folder: str, sequence: int) -> None:
         there = self._marks(folder)
         if max(there, default=0) < sequence:
-            self.put_once(folder, f"{_MARK}{sequence}", b"done")
+            self.create_file_once(folder, f"{_MARK}{sequence}", b"done")
         for old in sorted(there)[:-MARKS_KEPT]:
-            self.remove(f"{folder}/{_MARK}{old}")
+            self.remove_object(f"{folder}/{_MARK}{old}")
 
     def last_published(self, folder: str) -> int:
         return max(self._marks(folder), default=0)
 
     def _marks(self, folder: str) -> list[int]:
-        ends = [name.removeprefix(_MARK) for name in self.names(folder) if name.startswith(_MARK)]
+        ends = [name.removeprefix(_MARK) for name in self.list_files(folder) if name.startswith(_MARK)]
         return [int(end) for end in ends if end.isdecimal()]
 
 
@@ -359,7 +359,7 @@ class StagedFile(msgspec.Struct, frozen=True):
     upper_bounds: dict[int, bytes]
     split_offsets: list[int]
 
-    def entry(self, spec_id: int) -> DataFile:
+    def to_data_file(self, spec_id: int) -> DataFile:
         """Return the file's description as pyiceberg's `DataFile`, for the table's manifest."""
         described = msgspec.structs.asdict(self)
         partition, path, size = described.pop("partition"), described.pop("path"), described.pop("size")
@@ -468,7 +468,7 @@ def write_planned_file(table: Table, file: PlannedFile, compression: Codec, plac
 @contextlib.contextmanager
 def _new_data_file(given: FileIO, location: str) -> Iterator[Any]:  # the stubs know none of the two as a file
     """Open a new data file so that Parquet pages are written one by one, without collecting the file in memory."""
-    path = given.path_of(location) if isinstance(given, DurableFileIO) else None
+    path = given.local_path_of(location) if isinstance(given, DurableFileIO) else None
     if isinstance(given, DurableFileIO) and path is not None:
         with open_durable_output(given.files, path) as output:
             yield output

@@ -81,7 +81,7 @@ class IcebergLog:
         except (NoSuchTableError, NoSuchNamespaceError) as error:
             raise InvalidInputError(f"{self._place} is no Iceberg table: {error}") from error
 
-    def find(self) -> Table | None:
+    def load_if_exists(self) -> Table | None:
         """Load the table's current metadata from the catalog; None: the table does not exist."""
         try:
             with self._errors():
@@ -161,7 +161,7 @@ class IcebergLog:
         """Return whether this table metadata has the region's sequence (checkpoint), or a later one."""
         return self.last_sequence(table) >= sequence
 
-    def row_count(self, table: Table) -> int:
+    def appended_row_count(self, table: Table) -> int:
         """Return how many rows the region has appended since it last emptied the table, by this table metadata."""
         return self._number(table, "rows")
 
@@ -172,7 +172,7 @@ class IcebergLog:
     def _number(self, table: Table, name: str) -> int:
         return int(table.properties.get(self._prefix + name, "0"))
 
-    def used_files(self, table: Table, sequence: int = 0) -> set[str]:
+    def current_and_added_files(self, table: Table, sequence: int = 0) -> set[str]:
         """Return the locations of the current snapshot's files.
 
         With a sequence, add those that the region's snapshots of that sequence have added.
@@ -221,11 +221,11 @@ class IcebergLog:
             added: the data files to add.
             offsets: the end offsets as JSON, for the snapshot's summary; empty: unknown.
             removed: the data files that the added ones replace (`mode="update"`). None: rows are only appended, and
-                `row_count` grows by their number.
+                `appended_row_count` grows by their number.
         """
         properties = {"sequence": str(sequence)}
         if removed is None:
-            properties["rows"] = str(self.row_count(table) + sum(file.record_count for file in added))
+            properties["rows"] = str(self.appended_row_count(table) + sum(file.record_count for file in added))
         summary = {"sequence": str(sequence), **({"offsets": offsets} if offsets else {})}
         return self._commit_changes(table, properties, summary, added, removed or ())
 

@@ -41,18 +41,18 @@ from kohort.region.sinks.rows import (
     Evolution,
     Mode,
     cast_to_sink_schema,
+    check_column_names,
     check_evolution,
     check_keys,
     check_mode,
-    check_names,
     check_schema_fits,
-    in_order,
     last_row_of_each_key,
     new_columns,
     refuse_changed_columns,
     refuse_conflicting_columns,
     refuse_invalid_values,
     refuse_out_of_range_times,
+    sort_staged_keys,
     with_added_columns,
     with_added_fields,
 )
@@ -245,7 +245,7 @@ class IcebergTable(BoundSink):
         self._bound()
         if not self._is_there():
             return None
-        table = self._log.find()
+        table = self._log.load_if_exists()
         return table if table is not None and self._claim_in(table) is not None else None
 
     def _load_table(self) -> Table:
@@ -297,7 +297,7 @@ class IcebergTable(BoundSink):
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
-        check_names(schema, (field.column for field in fields), "partition_by")
+        check_column_names(schema, (field.column for field in fields), "partition_by")
         schema = resolve_null_types(schema, self._known_columns, self.evolve)
         given = iceberg_stored_schema(schema)
         check_keys(given, self.keys)
@@ -308,8 +308,8 @@ class IcebergTable(BoundSink):
                 SYSTEM.listdir(self.warehouse)
             table = self._made(given)
             store = side_store_of(table, self.place)
-            store.put_once(self._folder(table), _PROBE, b"")
-            store.remove(f"{self._folder(table)}/{_PROBE}")
+            store.create_file_once(self._folder(table), _PROBE, b"")
+            store.remove_object(f"{self._folder(table)}/{_PROBE}")
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the Iceberg table {self.place}: {error}") from error
         except NotADirectoryError as error:
@@ -325,7 +325,7 @@ class IcebergTable(BoundSink):
         """
         for _ in range(COMMITS_MAX):
             lake, claim = self._load_claimed()
-            kept = claim.rows()
+            kept = claim.row_schema()
             given = with_added_fields(given, kept, claim.added)
             if self.evolve == "refuse":
                 return check_schema_fits(self.place, kept, given)
@@ -336,7 +336,7 @@ class IcebergTable(BoundSink):
             if not new and not missing:
                 return None
             refuse_conflicting_columns(self.place, there, new)
-            check_names(pa.schema([*there, *missing]), (), "")
+            check_column_names(pa.schema([*there, *missing]), (), "")
             grown = msgspec.structs.replace(claim, schema=owner_marker.encode_schema(schema), added=added)
             if self._log.write_owner_marker(lake, grown, missing):
                 self._kept = grown
@@ -344,7 +344,7 @@ class IcebergTable(BoundSink):
         raise self._too_late()
 
     def _known_columns(self) -> pa.Schema | None:
-        table = self._log.find() if self._is_there() else None
+        table = self._log.load_if_exists() if self._is_there() else None
         return None if table is None else arrow_schema_of(table.schema())
 
     def _made(self, schema: pa.Schema) -> Table:
@@ -352,7 +352,7 @@ class IcebergTable(BoundSink):
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         for _ in range(COMMITS_MAX):
             named = iceberg_partitions.with_ascii_field_names(fields, schema.names)
-            table = self._log.find() or self._log.create(schema, named)
+            table = self._log.load_if_exists() or self._log.create(schema, named)
             there = iceberg_partitions.partition_fields_of(table)
             iceberg_partitions.check_partition_fields(self.place, table.schema(), there)
             if fields and iceberg_partitions.columns_and_transforms(there) != iceberg_partitions.columns_and_transforms(
@@ -409,13 +409,13 @@ class IcebergTable(BoundSink):
             RowRefusedError: the sink can't write a row.
         """
         claim = self._claim()
-        unknown = set(table.column_names).difference(claim.rows().names)
+        unknown = set(table.column_names).difference(claim.row_schema().names)
         if any(not is_empty(table.schema.field(name)) for name in unknown):
             claim = self._load_claimed()[1]
         return self._shaped(table, claim)
 
     def _shaped(self, table: pa.Table, claim: OwnerMarker) -> pa.Table:
-        kept = claim.rows()
+        kept = claim.row_schema()
         if self.evolve == "add":
             table = table.drop_columns(
                 [field.name for field in table.schema if field.name not in kept.names and is_empty(field)]
@@ -436,7 +436,7 @@ class IcebergTable(BoundSink):
         self._refuse_others(key)
         lake, claim = self._load_claimed()
         if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
-            self._evolve(claim.rows())
+            self._evolve(claim.row_schema())
             lake, claim = self._load_claimed()
         rows = self._shaped(table, claim)
         if claim.keys:
@@ -468,18 +468,18 @@ class IcebergTable(BoundSink):
                 named = (*others, *(file.path for file in plan))
                 whole = before is not None and before.whole
                 old = spec_id if before is None else before.spec_id
-                store.put_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
+                store.replace_file(folder, name, msgspec.json.encode(_IcebergPiece(files, old, whole, named)))
             written = tuple(write_planned_file(lake, file, self.compression, self.place) for file in plan)
             piece = _IcebergPiece(written, spec_id, True, (*others, *(file.path for file in files)))
-            store.put_once(folder, name, msgspec.json.encode(piece))
+            store.create_file_once(folder, name, msgspec.json.encode(piece))
         except BaseException:
             with contextlib.suppress(OSError):
                 for file in plan:
-                    store.remove(file.path)
+                    store.remove_object(file.path)
                 if before is None:
-                    store.remove(f"{folder}/{name}")
+                    store.remove_object(f"{folder}/{name}")
                 else:
-                    store.put_file(folder, name, msgspec.json.encode(before))
+                    store.replace_file(folder, name, msgspec.json.encode(before))
             raise
         return piece
 
@@ -496,7 +496,7 @@ class IcebergTable(BoundSink):
         """Publish as `publish` does, and store the end offsets (`positions`) in the snapshot's summary."""
         check_sequence(sequence)
         lake, claim = self._load_claimed()
-        named, committed = in_order(keys), False
+        named, committed = sort_staged_keys(keys), False
         if self._marked(lake) < sequence:
             pieces = {key: self._piece(lake, key.file_stem()) for key in named}
             gone = missing_rows_text(
@@ -531,7 +531,7 @@ class IcebergTable(BoundSink):
             for key, piece in staged.items():
                 if piece.spec_id != lake.metadata.default_spec_id:
                     piece = staged[key] = self._divided_anew(lake, key, piece)
-                added += [file.entry(piece.spec_id) for file in piece.files]
+                added += [file.to_data_file(piece.spec_id) for file in piece.files]
             return self._log.commit(lake, sequence, added, offsets)
 
         return self._until_there(lambda lake: self._log.has_sequence(lake, sequence), commit_sequence)
@@ -551,12 +551,12 @@ class IcebergTable(BoundSink):
             if claim is None:
                 raise self._unknown()
             if self.evolve == "add" and not set(claim.added) <= set(lake.schema().column_names):
-                self._evolve(claim.rows())
+                self._evolve(claim.row_schema())
                 return False
-            refuse_changed_columns(self.place, arrow_schema_of(lake.schema()), claim.rows())
+            refuse_changed_columns(self.place, arrow_schema_of(lake.schema()), claim.row_schema())
             store = side_store_of(lake, self.place)
             try:
-                read = [read_rows(store, piece.files, claim.rows()) for piece in staged.values()]
+                read = [read_rows(store, piece.files, claim.row_schema()) for piece in staged.values()]
             except FileNotFoundError as error:
                 lost = str(error)  # because another process has published and removed it: the table shows it
                 return False
@@ -610,7 +610,7 @@ class IcebergTable(BoundSink):
         shown.append(rows.filter(pc.invert(pc.is_in(numbers, value_set=known))))
         added += attempt.write_rows(lake, pa.concat_tables(shown, promote_options="default"), write_file)
         spec_id = lake.metadata.default_spec_id
-        return [file.entry(spec_id) for file in added], removed
+        return [file.to_data_file(spec_id) for file in added], removed
 
     def _moved_on(self, lake: Table) -> bool:
         """Return whether the table's current snapshot is another one than in this metadata."""
@@ -622,7 +622,7 @@ class IcebergTable(BoundSink):
         claim = self._claim_in(lake)  # not the cached one, which may be older than a column of these rows
         if claim is None:
             raise self._unknown()
-        rows = read_rows(side_store_of(lake, self.place), piece.files, claim.rows())
+        rows = read_rows(side_store_of(lake, self.place), piece.files, claim.row_schema())
         return self._write(lake, key, rows, piece)
 
     def _until_there(self, is_there: Callable[[Table], bool], commit: Callable[[Table], bool]) -> bool:
@@ -673,7 +673,7 @@ class IcebergTable(BoundSink):
                 )
             return there
         ours = [file for file in there if self._is_ours(file.file_path)]
-        if there and sum(file.record_count for file in ours) != self._log.row_count(lake):
+        if there and sum(file.record_count for file in ours) != self._log.appended_row_count(lake):
             raise InvalidInputError(
                 f"The rows of region {self._region!r} can't be told from others in {self.place}: its files were "
                 "written anew or removed (compaction, DELETE, UPDATE). Delete all rows of the table by hand; the "
@@ -705,7 +705,7 @@ class IcebergTable(BoundSink):
         """
         for _ in range(COMMITS_MAX):
             self._bound()
-            lake = self._log.find() if self._is_there() else None
+            lake = self._log.load_if_exists() if self._is_there() else None
             claim = None if lake is None else self._log.read_owner_marker(lake)
             if lake is None or claim is None:
                 return ""
@@ -717,7 +717,7 @@ class IcebergTable(BoundSink):
 
     def _written_name(self) -> str:
         self._bound()
-        lake = self._log.find() if self._is_there() else None
+        lake = self._log.load_if_exists() if self._is_there() else None
         claim = None if lake is None else self._log.read_owner_marker(lake)
         return "" if claim is None else claim.place
 
@@ -731,13 +731,13 @@ class IcebergTable(BoundSink):
             return
         store, folder = side_store_of(lake, self.place), self._staging(lake)
         kept = {key.file_stem() for key in keep.keys}
-        for name in store.names(folder):
+        for name in store.list_files(folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
             if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(lake, stem)
-            store.remove(f"{folder}/{name}")
+            store.remove_object(f"{folder}/{name}")
         claim = self._claim_in(lake)
         if claim is not None and claim.keys:
             last = self._log.last_sequence(lake)
@@ -754,7 +754,7 @@ class IcebergTable(BoundSink):
 
     def _remove_unused(self, paths: Sequence[str], sequence: int = 0) -> None:
         """Remove files unless the current snapshot has them or the region's snapshots of this checkpoint added them."""
-        self._remove_others(paths, lambda lake: self._log.used_files(lake, sequence))
+        self._remove_others(paths, lambda lake: self._log.current_and_added_files(lake, sequence))
 
     def _remove_others(self, paths: Sequence[str], used_in: Callable[[Table], set[str]]) -> None:
         """Load the table, and remove those of these files that `used_in` does not return for it."""
@@ -763,7 +763,7 @@ class IcebergTable(BoundSink):
             used, store = used_in(lake), side_store_of(lake, self.place)
             for path in paths:
                 if path not in used:
-                    store.remove(path)
+                    store.remove_object(path)
 
     def _forget(self, lake: Table, name: str, sequence: int, *, committed: bool) -> None:
         """Remove the `KEY.json` of a published key, and its files that the table does not use.
@@ -779,7 +779,7 @@ class IcebergTable(BoundSink):
         if piece is not None:
             if piece.others or not committed:
                 self._remove_unused((*(file.path for file in piece.files), *piece.others), sequence)
-            side_store_of(lake, self.place).remove(f"{self._staging(lake)}/{name}{_PIECE}")
+            side_store_of(lake, self.place).remove_object(f"{self._staging(lake)}/{name}{_PIECE}")
 
     def _forget_merged(self, lake: Table, name: str) -> None:
         """Remove a key's `KEY.json` and its Parquet files, after an update has written its rows to other files."""
@@ -787,8 +787,8 @@ class IcebergTable(BoundSink):
         if piece is not None:
             store = side_store_of(lake, self.place)
             for path in (*(file.path for file in piece.files), *piece.others):
-                store.remove(path)
-            store.remove(f"{self._staging(lake)}/{name}{_PIECE}")
+                store.remove_object(path)
+            store.remove_object(f"{self._staging(lake)}/{name}{_PIECE}")
 
 
 def _local(warehouse: str) -> str:

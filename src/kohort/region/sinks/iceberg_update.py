@@ -62,7 +62,7 @@ class RowKeyIndex:
             codes = own
             self._steps.append((name, values, pairs))
 
-    def rows_of(self, table: pa.Table) -> Any:
+    def row_numbers_of(self, table: pa.Table) -> Any:
         """Return for each row of a table the number of the indexed row with the same keys; null: there is none."""
         codes: Any = None
         for name, values, pairs in self._steps:
@@ -109,7 +109,7 @@ def find_replaced_files(table: Table, rows: pa.Table, keys: Sequence[str], place
     """
     index = RowKeyIndex(rows, keys)
     for task in _candidate_tasks(table, rows, keys, place):
-        found = index.rows_of(_read_columns(table, task, keys))
+        found = index.row_numbers_of(_read_columns(table, task, keys))
         if found.null_count == len(found):
             continue
         whole = _read_columns(table, task, [field.name for field in table.schema().fields])
@@ -252,7 +252,7 @@ class MergeAttempt:
                 self._locations.new_data_location(f"{self._stem}-{number}.parquet")
                 for number in range(first, first + _PATHS_AT_ONCE)
             ]
-            self._store.put_file(self._folder, self._name, msgspec.json.encode(_AttemptFiles(tuple(self.paths))))
+            self._store.replace_file(self._folder, self._name, msgspec.json.encode(_AttemptFiles(tuple(self.paths))))
         self._used += 1
         return self.paths[self._used - 1]
 
@@ -274,7 +274,7 @@ class MergeAttempt:
     def remove_file_list(self) -> None:
         """Remove the object that lists this attempt's files."""
         if self.paths:
-            self._store.remove(f"{self._folder}/{self._name}")
+            self._store.remove_object(f"{self._folder}/{self._name}")
 
 
 def remove_failed_attempts(store: TableSideStore, folder: str, last: int, in_table: Callable[[], set[str]]) -> None:
@@ -290,22 +290,22 @@ def remove_failed_attempts(store: TableSideStore, folder: str, last: int, in_tab
         CorruptDataError: the file list of an attempt can't be read.
     """
     there: set[str] | None = None
-    for name in store.names(folder):
+    for name in store.list_files(folder):
         found = _ATTEMPT.fullmatch(name)
         if found is None or int(found[1]) > last:
             continue
         if name.endswith(UNFINISHED):  # no file was written in its name
-            store.remove(f"{folder}/{name}")
+            store.remove_object(f"{folder}/{name}")
             continue
         attempt = read_json(store.read, f"{folder}/{name}", _AttemptFiles)
         if attempt is None:
             continue
         there = in_table() if there is None else there
         _remove_files(store, [path for path in attempt.paths if path not in there])
-        store.remove(f"{folder}/{name}")
+        store.remove_object(f"{folder}/{name}")
 
 
 def _remove_files(store: TableSideStore, paths: Sequence[str]) -> None:
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
-            store.remove(path)
+            store.remove_object(path)

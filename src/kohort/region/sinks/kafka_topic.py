@@ -42,14 +42,14 @@ from kohort.io.chance import CHANCE
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import fill_null_types, refuse_null_types
-from kohort.region.sinks.owner_marker import encode_schema, other_name_error, other_owner_error, schema_of
+from kohort.region.sinks.owner_marker import decode_schema, encode_schema, other_name_error, other_owner_error
 from kohort.region.sinks.rows import (
     cast_to_sink_schema,
     check_schema_fits,
-    in_order,
     refuse_nulls,
     refused_rows_error,
     row_indices_where,
+    sort_staged_keys,
     with_plain_types,
 )
 from kohort.region.sinks.staging_topic import (
@@ -185,7 +185,7 @@ class KafkaTopic(BoundSink):
             except NotFoundError as error:  # a broker that has not heard of a new topic
                 raise RetriableError(f"topic {self.topic}: {error.message}") from error
             admin._check_rights(self._transactional_id, [self.topic, self._staging_topic.topic])
-        marker = self._staging_topic.marker()
+        marker = self._staging_topic.read_owner_marker()
         if marker is None:
             refuse_null_types(given)
             with self._alone() as writer:
@@ -220,7 +220,7 @@ class KafkaTopic(BoundSink):
     def _rules(self) -> TopicRowLimits:
         kept = self._kept
         if kept is None:
-            schema = schema_of(self._owned(self._staging_topic.marker()).schema)
+            schema = decode_schema(self._owned(self._staging_topic.read_owner_marker()).schema)
             with self._admin() as admin:
                 topic = admin.describe_topics([self.topic]).all()[self.topic]
                 resource = ConfigResource(ResourceType.TOPIC, self.topic)
@@ -244,7 +244,7 @@ class KafkaTopic(BoundSink):
     def adopt(self) -> str:
         """Store this sink's present name in the owner marker. Return the earlier name; empty: there was no marker."""
         self._bound()
-        if self._staging_topic.marker() is None:
+        if self._staging_topic.read_owner_marker() is None:
             return ""
         with self._alone() as writer:
             marker = self._owned(writer.marker, named=False)
@@ -272,7 +272,7 @@ class KafkaTopic(BoundSink):
             )
 
     def _written_name(self) -> str:
-        marker = self._staging_topic.marker()
+        marker = self._staging_topic.read_owner_marker()
         if marker is None:
             return ""
         self._refuse_owner(marker)
@@ -313,7 +313,7 @@ class KafkaTopic(BoundSink):
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Publish the rows staged under these keys as one sequence (checkpoint), by one Kafka transaction."""
         check_sequence(sequence)
-        names = [key.file_stem() for key in in_order(keys)]
+        names = [key.file_stem() for key in sort_staged_keys(keys)]
         if self._last().sequence >= sequence:
             return
         rules = self._rules()
@@ -323,12 +323,12 @@ class KafkaTopic(BoundSink):
                 if marker.sequence >= sequence:
                     return
                 self._refuse_another_topic(marker)
-                with self._staging_topic.staged() as staged:
+                with self._staging_topic.index_staged_rows() as staged:
                     if gone := missing_rows_text({name: name in staged.offsets for name in names}):
                         raise CorruptDataError(
                             f"Sequence {sequence} can't be published into topic {self.topic}: {gone}"
                         )
-                    tables = (join_pieces(staged.read(name)) for name in names)
+                    tables = (join_pieces(staged.read_staged_rows(name)) for name in names)
                     writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=False), tables, names)
             self._times_fenced = 0
         except FencedError as error:
@@ -343,7 +343,7 @@ class KafkaTopic(BoundSink):
 
         Another member may have fenced this one, published the sequence, and removed its staged rows.
         """
-        return self._owned(self._staging_topic.marker(to_the_end=True)).sequence >= sequence
+        return self._owned(self._staging_topic.read_owner_marker(to_the_end=True)).sequence >= sequence
 
     def _await_other(self, sequence: int) -> bool:
         """After another member has fenced this one, wait until it has published the checkpoint; return whether it has.
@@ -358,12 +358,12 @@ class KafkaTopic(BoundSink):
         return done
 
     def _last(self) -> SinkMarker:
-        return self._owned(self._staging_topic.marker())
+        return self._owned(self._staging_topic.read_owner_marker())
 
     def empty(self, sequence: int, floor: int) -> None:
         """Delete all records of the topic, also those of other programs; record this checkpoint in the owner marker."""
         self._bound()
-        if self._staging_topic.marker() is None:
+        if self._staging_topic.read_owner_marker() is None:
             return
         with self._alone() as writer:
             marker = self._owned(writer.marker)
@@ -374,7 +374,7 @@ class KafkaTopic(BoundSink):
                 count = len(admin.describe_topics([self.topic]).all()[self.topic].partitions)
                 partitions = [TopicPartition(self.topic, number) for number in range(count)]
                 # Not -1, the end when a request arrives: a late one would delete rows that were published since.
-                ends = self._staging_topic.ends_of(partitions)
+                ends = self._staging_topic.high_watermarks(partitions)
                 writer.commit(marker)  # refused after a takeover, whose rows could be below these ends
                 admin.delete_records(ends).all()
             writer.commit(msgspec.structs.replace(marker, sequence=sequence, emptied=True))
@@ -426,7 +426,7 @@ class KafkaTopic(BoundSink):
     def published(self) -> int:
         """Return the last published sequence (checkpoint number); 0: none, or the topic was deleted or replaced."""
         self._bound()
-        marker = self._staging_topic.marker()
+        marker = self._staging_topic.read_owner_marker()
         if marker is None:
             return 0
         sequence = self._owned(marker).sequence
@@ -435,7 +435,7 @@ class KafkaTopic(BoundSink):
     def sweep(self, keep: Keep) -> None:
         """Delete records from the staging topic, up to the first row that may still be published, and old markers."""
         self._bound()
-        marker = self._staging_topic.marker()
+        marker = self._staging_topic.read_owner_marker()
         if marker is None:
             return
         self._owned(marker)
@@ -446,7 +446,7 @@ class KafkaTopic(BoundSink):
             return key is not None and (name in kept or (key.epoch >= keep.floor and not done))
 
         with self._admin() as admin:
-            self._staging_topic.trim(admin, is_still_needed)
+            self._staging_topic.delete_unneeded_records(admin, is_still_needed)
 
 
 class _Writer:
@@ -458,7 +458,7 @@ class _Writer:
 
     def __init__(self, producer: Producer, topic: str, staging_topic: StagingTopic) -> None:
         self._producer, self._topic, self._staging_topic = producer, topic, staging_topic
-        self.marker = staging_topic.marker(to_the_end=True)
+        self.marker = staging_topic.read_owner_marker(to_the_end=True)
 
     def commit(self, marker: SinkMarker, tables: Iterable[pa.Table] = (), done: Iterable[str] = ()) -> None:
         """Commit one transaction: rows to the topic, tombstones for their staged keys, and the owner marker.
@@ -485,7 +485,7 @@ class _Writer:
             producer.send(staging, None, name, partition=STAGED)
         producer.send(staging, msgspec.json.encode(marker), self._topic, partition=MARKER)
         producer.commit_transaction()
-        self._staging_topic.marker(to_the_end=True)
+        self._staging_topic.read_owner_marker(to_the_end=True)
 
 
 _ARGUMENTS: Final = ("key", "value", "partition", "timestamp", "headers")

@@ -87,7 +87,7 @@ class _StoreUrl(NamedTuple):
     bucket: str
     prefix: str
 
-    def joined(self) -> str:
+    def to_url(self) -> str:
         return f"{self.scheme}://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
 
 
@@ -146,7 +146,7 @@ class ObjectStore:
 
     def __init__(self, url: str, options: Mapping[str, str]) -> None:
         self._url = _parsed(url)
-        self.url = self._url.joined()
+        self.url = self._url.to_url()
         self._options = {name.lower(): str(value) for name, value in options.items()}
         for name in _CLIENT:
             for prefix in ("aws_", "azure_", "google_"):

@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.files import FileCalls, read_file, remove, sync_folder, write_file
+from kohort.region.files import FileCalls, read_file, remove_file, sync_folder, write_file
 
 CLAIM = "region.json"
 _ADDED = "columns-"
@@ -55,9 +55,9 @@ class OwnerMarker(msgspec.Struct, frozen=True, omit_defaults=True):
     place: str = ""
     added: tuple[str, ...] = ()
 
-    def rows(self) -> pa.Schema:
+    def row_schema(self) -> pa.Schema:
         """Deserialise the schema of the destination's rows."""
-        return schema_of(self.schema)
+        return decode_schema(self.schema)
 
 
 def encode_schema(schema: pa.Schema) -> str:
@@ -65,7 +65,7 @@ def encode_schema(schema: pa.Schema) -> str:
     return base64.b64encode(schema.remove_metadata().serialize()).decode()
 
 
-def schema_of(text: str) -> pa.Schema:
+def decode_schema(text: str) -> pa.Schema:
     """Deserialise a schema from the text that `encode_schema` returns.
 
     Raises:
@@ -124,7 +124,7 @@ def replace_owner_marker(files: FileCalls, folder: str, claim: OwnerMarker) -> N
         sync_folder(files, folder)
     except BaseException:
         with contextlib.suppress(OSError):
-            remove(files, temporary)
+            remove_file(files, temporary)
         raise
 
 
@@ -156,12 +156,12 @@ def read_marker_with_columns(read: Callable[[str], bytes], folder: str) -> tuple
         CorruptDataError: the marker, or a file of columns, can't be read.
     """
     claim, number = decode_owner_marker(read(f"{folder}/{CLAIM}"), folder), 0
-    fields, added = list(claim.rows()), list(claim.added)
+    fields, added = list(claim.row_schema()), list(claim.added)
     while True:
         path = added_columns_path(folder, number + 1)
         try:
             found = msgspec.json.decode(read(path), type=_AddedColumns)
-            columns = schema_of(found.schema)
+            columns = decode_schema(found.schema)
         except FileNotFoundError:
             break
         except (*UNREADABLE_JSON, CorruptDataError) as error:
@@ -216,7 +216,7 @@ def _write_once(files: FileCalls, path: str, data: bytes) -> bool:
         return True
     finally:
         with contextlib.suppress(OSError):
-            remove(files, temporary)
+            remove_file(files, temporary)
 
 
 def other_name_error(region: str, stored_name: str, own_identity: str) -> InvalidInputError:

@@ -45,10 +45,10 @@ from kohort.region.confined_files import keep_folders_open
 from kohort.region.files import (
     Output,
     is_store_url,
+    list_folder,
     make_folder,
-    names_in,
     read_file,
-    remove,
+    remove_file,
     remove_folder,
     remove_tree,
     sync_folder,
@@ -350,7 +350,7 @@ class ParquetFolder(FolderSink):
         self._refuse_other_name(claim)
         if additions != (0 if self._kept is None else self._kept.additions):
             self._sync_columns()
-        layout = FolderLayout(claim.rows(), claim.partition_by, claim.added, additions)
+        layout = FolderLayout(claim.row_schema(), claim.partition_by, claim.added, additions)
         self._kept = layout
         return layout
 
@@ -462,7 +462,7 @@ class ParquetFolder(FolderSink):
         if _FILES_OF.fullmatch(name):
             remove_folder(self._files, path)
         else:
-            remove(self._files, path)
+            remove_file(self._files, path)
 
     def _write_file(self, table: pa.Table, output: Output) -> None:
         staged_files.write_parquet(table, output, self.path, self.compression, self.row_group_size)
@@ -486,7 +486,7 @@ class ParquetFolder(FolderSink):
         there, published = self._names(), set(names)
         with keep_folders_open(files) as kept:
             for name in sorted({name + ending for name in names for ending in _ENDINGS}.intersection(there)):
-                remove(kept, f"{self.path}/_staging/{name}")
+                remove_file(kept, f"{self.path}/_staging/{name}")
         for name in there:
             if _FILES_OF.fullmatch(name) and staged_files.staged_key_text(name) in published:
                 self._remove_staged(name)
@@ -512,7 +512,7 @@ class ParquetFolder(FolderSink):
                     self._remove_staged(name)
             self._tidy(self._names(), sequence)
             self._compactor().create_empty_generation(sequence)
-            shown = [int(found[1]) for name in names_in(files, self.path) if (found := SHOWN.fullmatch(name))]
+            shown = [int(found[1]) for name in list_folder(files, self.path) if (found := SHOWN.fullmatch(name))]
             for number in shown:
                 if number <= sequence and self._has_folder(number):
                     self._hide_folder(self._folder(number))
@@ -571,7 +571,7 @@ class ParquetFolder(FolderSink):
                 for folder, staged in self._staged_parts(name).items():
                     path = f"{folder}/{stem}.parquet" if folder else f"{stem}.parquet"
                     create_partition_folders(files, temporary, path, folders)
-                    staged_files.show(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
+                    staged_files.link_file(files, f"{self.path}/_staging/{staged}", f"{temporary}/{path}")
         for folder in sorted(folders, reverse=True):
             sync_folder(self._files, folder)
 
@@ -593,9 +593,9 @@ class ParquetFolder(FolderSink):
         """
         folder, own = self._folder(sequence), self._owner_file_name(sequence)
         try:
-            names = names_in(self._files, folder)
+            names = list_folder(self._files, folder)
             if names and own not in names:
-                names = names_in(self._files, folder)  # it may have been created in between, or abandoned
+                names = list_folder(self._files, folder)  # it may have been created in between, or abandoned
         except NotADirectoryError as error:
             raise self._taken(folder, str(error)) from error
         if names and own not in names:
@@ -625,7 +625,7 @@ class ParquetFolder(FolderSink):
         except FileNotFoundError:
             return 0
         marked = self._last_marked()
-        later = [int(found[1]) for name in names_in(self._files, self.path) if (found := SHOWN.fullmatch(name))]
+        later = [int(found[1]) for name in list_folder(self._files, self.path) if (found := SHOWN.fullmatch(name))]
         last = max((number for number in later if number > marked and self._has_folder(number)), default=marked)
         if last > marked:  # its publisher ended before it was marked
             sync_folder(self._files, self.path)
@@ -670,7 +670,7 @@ class ParquetFolder(FolderSink):
             RetriableError: the store does not answer.
         """
         try:
-            return self._read_grown()[0].rows()
+            return self._read_grown()[0].row_schema()
         except FileNotFoundError as error:
             raise InvalidInputError(f"{self.path} is no folder of a region") from error
 
@@ -707,7 +707,7 @@ class ParquetFolder(FolderSink):
         layout = sink._reload()  # after that number: it has all columns of the files up to there
         schema = hive_partitions.without_partition_columns(layout.rows, layout.partition_by)
         merge = MergeSettings(schema, layout.added, self.compression, self.row_group_size, target)
-        return sink._compactor().run(merge, last, grace_s)
+        return sink._compactor().compact(merge, last, grace_s)
 
     def _compactor(self) -> Compactor:
         return Compactor(self._generations(), self._bound(), self.path)
@@ -745,7 +745,7 @@ class ParquetFolder(FolderSink):
         names = self._names()
         if any(SHOWING.fullmatch(name) for name in names):  # a compactor died, or is about to show them
             generations = FolderGenerations(self._files, self.path, self._id)
-            generations.rebuild_sequence_folders(generations.newest())
+            generations.rebuild_sequence_folders(generations.newest_generation())
         self._tidy(names, self._last_marked())
         kept = {key.file_stem() for key in keep.keys}
         for name in names:
@@ -756,7 +756,7 @@ class ParquetFolder(FolderSink):
         return staged_files.is_key_before_floor(staged_files.staged_key_text(name), self._id, floor)
 
     def _names(self) -> list[str]:
-        return names_in(self._files, f"{self.path}/_staging")
+        return list_folder(self._files, f"{self.path}/_staging")
 
     def _tidy(self, names: list[str], published: int) -> None:
         """Remove temporary folders of attempts to publish checkpoints up to `published`, and hidden folders."""

@@ -163,7 +163,7 @@ class PublishedSequenceLog:
         emptied = max((number for number, is_emptied in found if is_emptied), default=0)
         return _Seen(sorted(number for number, is_emptied in found if not is_emptied), emptied)
 
-    def is_done(self, sequence: int) -> bool:
+    def is_published_or_emptied(self, sequence: int) -> bool:
         """Return whether this checkpoint or a later one is published, or has emptied the folder."""
         return next(self._after(sequence - 1), None) is not None
 
@@ -212,7 +212,7 @@ class PublishedSequenceLog:
         """
         generations = StoreGenerations(self._store, self)
         for _ in range(_READ_ATTEMPTS):
-            newest = generations.newest()
+            newest = generations.newest_generation()
             entries = self.read_sequence_entries(max(after, newest.upto))
             if entries is None or generations.newest_generation_number() != newest.generation:
                 continue  # the folder was emptied or compacted meanwhile
@@ -294,7 +294,7 @@ class StoreGenerations:
         """Return the number of the newest generation (file list); 0: none."""
         return max(self._numbers(), default=0)
 
-    def newest(self) -> Generation:
+    def newest_generation(self) -> Generation:
         """Return the newest generation (file list); if there is none, return an empty one with number 0.
 
         If the folder was emptied since, return the generation without files: they are all in `replaced`.
@@ -509,7 +509,7 @@ class ParquetObjects(ParquetFolder):
 
     def _show_sequence(self, sequence: int, names: list[str]) -> None:
         """Publish staged files as this checkpoint by one object that lists them; then forget the staged keys."""
-        if not self._log.is_done(sequence):
+        if not self._log.is_published_or_emptied(sequence):
             entry = self._entry(sequence, names)
             if entry is not None:
                 self._forget_before(sequence)
@@ -533,7 +533,7 @@ class ParquetObjects(ParquetFolder):
         if not lost:
             files = {path: sizes[path] for name in names if name not in without for path in paths[name]}
             return PublishedSequence(1, self._bound(), sequence, files, tuple(without))
-        if self._log.is_done(sequence):
+        if self._log.is_published_or_emptied(sequence):
             return None
         raise CorruptDataError(
             f"Sequence {sequence} can't be published into {self.path}: of {len(names)} staged files {len(lost)} are "
@@ -565,7 +565,7 @@ class ParquetObjects(ParquetFolder):
 
         Then remove their files, and staged rows before `floor`.
         """
-        if self._log.is_done(sequence + 1):
+        if self._log.is_published_or_emptied(sequence + 1):
             return
         self._log.mark_emptied(sequence)
         self._compactor().create_empty_generation(sequence)

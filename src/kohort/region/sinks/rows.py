@@ -46,7 +46,7 @@ def check_mode(mode: str, keys: Sequence[str]) -> None:
         raise InvalidInputError(f"keys names a column twice: {', '.join(keys)}")
 
 
-def check_names(schema: pa.Schema, required_names: Iterable[str], option: str) -> None:
+def check_column_names(schema: pa.Schema, required_names: Iterable[str], option: str) -> None:
     """Check that column names are unique without regard to case, and that the schema has all columns of an option.
 
     Raises:
@@ -70,7 +70,7 @@ def check_keys(schema: pa.Schema, keys: Iterable[str]) -> None:
     Raises:
         InvalidInputError: a column is missing, or it is floating-point, nested or null, whose values can't be compared.
     """
-    check_names(schema, keys, "keys=[…]")
+    check_column_names(schema, keys, "keys=[…]")
     for name in keys:
         kind = schema.field(name).type
         if pa.types.is_floating(kind) or pa.types.is_nested(kind) or pa.types.is_null(kind):
@@ -163,7 +163,7 @@ def new_columns(place: str, sink_schema: pa.Schema, table_schema: pa.Schema) -> 
             "adds columns that may be null"
         )
     check_schema_fits(place, pa.schema([*sink_schema, *new]), table_schema)
-    check_names(pa.schema([*sink_schema, *new]), (), "")
+    check_column_names(pa.schema([*sink_schema, *new]), (), "")
     return new
 
 
@@ -435,7 +435,7 @@ def _casts(column: pa.ChunkedArray[Any], kind: Any) -> bool:
     return True
 
 
-def in_order(keys: Iterable[StagedKey]) -> list[StagedKey]:
+def sort_staged_keys(keys: Iterable[StagedKey]) -> list[StagedKey]:
     """Sort the staged keys of a checkpoint so that rows of a later key replace those of an earlier one.
 
     The order is by epoch, then by unit number, then by member. So what a member staged last wins over what it staged

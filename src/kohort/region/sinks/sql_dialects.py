@@ -61,7 +61,7 @@ class SqlDialect(Protocol):
     """The suffix of a query that locks its row until the transaction ends."""
     name_bytes_max: int
 
-    def prepare(self, connection: Any) -> None:
+    def configure_connection(self, connection: Any) -> None:
         """Configure a new connection: transactions only by BEGIN, and commits that survive a power loss."""
 
     def sql_type_of(self, kind: pa.DataType) -> str:
@@ -70,7 +70,7 @@ class SqlDialect(Protocol):
     def lock_table_checks(self, cursor: Any, place: str) -> None:
         """Wait until no other transaction checks a sink's table, and lock others out until this transaction ends."""
 
-    def name(self, table: str) -> str:
+    def comparable_table_name(self, table: str) -> str:
         """Return a table's name in the form by which the database compares names."""
 
     def qualified_table_name(self, cursor: Any, table: Sequence[str]) -> Sequence[str]:
@@ -82,7 +82,7 @@ class SqlDialect(Protocol):
     def escape_placeholders(self, name: str) -> str:
         """Escape a quoted name for a statement with placeholders."""
 
-    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+    def table_exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether the database has a table of this name."""
 
     def describe_existing_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
@@ -94,10 +94,10 @@ class SqlDialect(Protocol):
     def create_staging_statement(self, target: str, staging: str) -> str:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Insert rows, given as tuples of values that `value` has converted."""
+    def insert_rows(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+        """Insert rows, given as tuples of values that `to_driver_value` has converted."""
 
-    def value(self, value: Any) -> object:
+    def to_driver_value(self, value: Any) -> object:
         """Convert a Python value to one that the driver accepts."""
 
     def translate_driver_error(self, error: Exception) -> KafkaError | None:
@@ -129,7 +129,7 @@ def driver_value_rows(
     """
     number = 0
     for batch in table.to_batches(max_chunksize=ROWS_AT_ONCE):
-        columns = [[dialect.value(value) for value in _python_values(column)] for column in batch.columns]
+        columns = [[dialect.to_driver_value(value) for value in _python_values(column)] for column in batch.columns]
         for row in zip(*columns, strict=True):
             yield (*row, *(function(number) for function in extra_values))
             number += 1
@@ -166,14 +166,14 @@ def _known_zone(column: Any) -> Any:
     return column
 
 
-def quoted(*names: str) -> str:
+def quote_sql_name(*names: str) -> str:
     """Quote a name for SQL; of several parts, such as schema and table, each is quoted, with dots between."""
     return ".".join('"' + name.replace('"', '""') + '"' for name in names)
 
 
 def quoted_column_list(names: Iterable[str]) -> str:
     """Return quoted column names with commas between, for an SQL statement."""
-    return ", ".join(quoted(name) for name in names)
+    return ", ".join(quote_sql_name(name) for name in names)
 
 
 class SqliteDialect:
@@ -184,7 +184,7 @@ class SqliteDialect:
     locked = ""
     name_bytes_max = 1000
 
-    def prepare(self, connection: Any) -> None:
+    def configure_connection(self, connection: Any) -> None:
         """Turn off implicit transactions, and make commits survive a power loss (`synchronous=EXTRA`)."""
         connection.isolation_level = None
         connection.execute("PRAGMA synchronous = EXTRA")
@@ -208,7 +208,7 @@ class SqliteDialect:
     def lock_table_checks(self, cursor: Any, place: str) -> None:
         """Do nothing: the transaction is BEGIN IMMEDIATE, and SQLite has one writer at a time."""
 
-    def name(self, table: str) -> str:
+    def comparable_table_name(self, table: str) -> str:
         """Return the name with ASCII letters in lower case: SQLite ignores the case of no other letters."""
         return _ASCII_UPPER.sub(lambda found: found[0].lower(), table)
 
@@ -220,7 +220,7 @@ class SqliteDialect:
         """Return the name unchanged: SQLite does not search quoted names for placeholders."""
         return name
 
-    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+    def table_exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether the database has a table of this name."""
         cursor.execute("SELECT 1 FROM sqlite_master WHERE name = ? COLLATE NOCASE", (table[-1],))
         return cursor.fetchone() is not None
@@ -235,16 +235,16 @@ class SqliteDialect:
         against = [] if row[0] == "table" else [f"is a {row[0]}"]
         if re.search(r"\bCHECK\s*\(", row[1], re.IGNORECASE):
             against.append("has a CHECK")
-        cursor.execute(f"PRAGMA table_xinfo({quoted(name)})")
+        cursor.execute(f"PRAGMA table_xinfo({quote_sql_name(name)})")
         info = cursor.fetchall()
         against += [f"makes the values of {column[1]!r} itself" for column in info if column[6]]
         unique = [frozenset(column[1] for column in info if column[5])]
-        cursor.execute(f"PRAGMA index_list({quoted(name)})")
+        cursor.execute(f"PRAGMA index_list({quote_sql_name(name)})")
         for index in [entry for entry in cursor.fetchall() if entry[2]]:
-            cursor.execute(f"PRAGMA index_info({quoted(index[1])})")
+            cursor.execute(f"PRAGMA index_info({quote_sql_name(index[1])})")
             unique.append(frozenset(str(column[2]) for column in cursor.fetchall()))
             against += [f"has the partial index {index[1]!r}"] if index[4] else []
-        cursor.execute(f"PRAGMA foreign_key_list({quoted(name)})")
+        cursor.execute(f"PRAGMA foreign_key_list({quote_sql_name(name)})")
         against += [f"refers to {key[2]!r}" for key in cursor.fetchall()]
         cursor.execute("SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE", (name,))
         against += [f"has the trigger {trigger[0]!r}" for trigger in cursor.fetchall()]
@@ -268,12 +268,12 @@ class SqliteDialect:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} AS SELECT *, '' AS kohort_key, 0 AS kohort_row FROM {target} WHERE 0"
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
-        """Insert rows, given as tuples of values that `value` has converted."""
+    def insert_rows(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+        """Insert rows, given as tuples of values that `to_driver_value` has converted."""
         marks = ", ".join("?" for _ in columns)
         cursor.executemany(f"INSERT INTO {table} ({quoted_column_list(columns)}) VALUES ({marks})", rows)
 
-    def value(self, value: Any) -> object:
+    def to_driver_value(self, value: Any) -> object:
         """Convert times, dates and decimals to text, which SQLite stores unchanged; return other values as they are."""
         if isinstance(value, datetime):
             return value.isoformat(" ", "microseconds")
@@ -329,7 +329,7 @@ class PostgresDialect:
     locked = " FOR UPDATE"
     name_bytes_max = 63
 
-    def prepare(self, connection: Any) -> None:
+    def configure_connection(self, connection: Any) -> None:
         """Turn off implicit transactions (psycopg's autocommit)."""
         connection.autocommit = True
 
@@ -351,7 +351,7 @@ class PostgresDialect:
         """Take the advisory lock for checks of sinks' tables, until the transaction ends."""
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended('kohort_sequences', 0))")
 
-    def name(self, table: str) -> str:
+    def comparable_table_name(self, table: str) -> str:
         """Return the name unchanged: PostgreSQL distinguishes the case of quoted names."""
         return table
 
@@ -359,7 +359,7 @@ class PostgresDialect:
         """Return the name with the schema in which the search path finds the table, or would create it."""
         if len(table) > 1:
             return table
-        cursor.execute(_POSTGRES_SCHEMA, (quoted(*table),))
+        cursor.execute(_POSTGRES_SCHEMA, (quote_sql_name(*table),))
         schema = cursor.fetchone()[0]
         return table if schema is None else (schema, *table)
 
@@ -367,9 +367,9 @@ class PostgresDialect:
         """Double the percent signs of a quoted name, since psycopg's placeholders begin with one."""
         return name.replace("%", "%%")
 
-    def exists(self, cursor: Any, table: Sequence[str]) -> bool:
+    def table_exists(self, cursor: Any, table: Sequence[str]) -> bool:
         """Return whether the database has a table of this name."""
-        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quoted(*table),))
+        cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (quote_sql_name(*table),))
         return bool(cursor.fetchone()[0])
 
     def describe_existing_table(self, cursor: Any, table: Sequence[str]) -> ExistingTable | None:
@@ -383,7 +383,7 @@ class PostgresDialect:
             "has_table_privilege(oid, 'SELECT') AND has_table_privilege(oid, 'INSERT') AND "
             "has_table_privilege(oid, 'UPDATE') AND has_table_privilege(oid, 'DELETE') "
             "FROM pg_class WHERE oid = to_regclass(%s)",
-            (quoted(*table),),
+            (quote_sql_name(*table),),
         )
         row = cursor.fetchone()
         if row is None:
@@ -414,7 +414,7 @@ class PostgresDialect:
         cursor.execute(
             "SELECT DISTINCT conname::text FROM pg_constraint WHERE contype = 'f' AND conparentid = 0 AND confrelid IN "
             "(SELECT to_regclass(%s)::oid UNION SELECT relid::oid FROM pg_partition_tree(to_regclass(%s))) ORDER BY 1",
-            (quoted(*table), quoted(*table)),
+            (quote_sql_name(*table), quote_sql_name(*table)),
         )
         return [repr(name) for (name,) in cursor.fetchall()]
 
@@ -422,13 +422,13 @@ class PostgresDialect:
         """Return the CREATE TABLE statement for the staging table: the target's columns, and two for the staged key."""
         return f"CREATE TABLE {staging} (LIKE {target}, kohort_key text NOT NULL, kohort_row bigint NOT NULL)"
 
-    def insert(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+    def insert_rows(self, cursor: Any, table: str, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
         """Insert rows by COPY, given as tuples of values."""
         with cursor.copy(f"COPY {table} ({quoted_column_list(columns)}) FROM STDIN") as copy:
             for row in rows:
                 copy.write_row(row)
 
-    def value(self, value: Any) -> object:
+    def to_driver_value(self, value: Any) -> object:
         """Return the value unchanged: psycopg converts all types."""
         return value
 
@@ -590,7 +590,7 @@ class PostgresUrl:
         """
         return _psycopg().connect(self.url, autocommit=True)
 
-    def home(self) -> str:
+    def canonical_url(self) -> str:
         """Return a canonical URL of the database: hosts, ports and name, without user, password and most parameters.
 
         Parameters by which the same table name would mean another table stay: `service` and `search_path`.
@@ -663,6 +663,6 @@ class SqliteFile:
         """Open a new connection to the file."""
         return open_sqlite(self.path)
 
-    def home(self) -> str:
+    def canonical_url(self) -> str:
         """Return the file's URL with all symbolic links resolved."""
         return f"sqlite:///{os.path.realpath(self.path)}"

@@ -30,19 +30,19 @@ from kohort.region.files import local_path
 from kohort.region.sinks import Keep
 from kohort.region.sinks.bound import BoundSink
 from kohort.region.sinks.columns import fill_null_types, resolve_null_types
-from kohort.region.sinks.owner_marker import encode_schema, other_name_error, other_owner_error, schema_of
+from kohort.region.sinks.owner_marker import decode_schema, encode_schema, other_name_error, other_owner_error
 from kohort.region.sinks.rows import (
     Mode,
     cast_to_sink_schema,
+    check_column_names,
     check_keys,
     check_mode,
-    check_names,
     check_schema_fits,
-    in_order,
     refuse_invalid_values,
     refuse_out_of_range_times,
     refused_rows_error,
     row_indices_where,
+    sort_staged_keys,
     with_plain_types,
 )
 from kohort.region.sinks.sql_dialects import (
@@ -55,7 +55,7 @@ from kohort.region.sinks.sql_dialects import (
     SqliteFile,
     dialect_of,
     driver_value_rows,
-    quoted,
+    quote_sql_name,
     quoted_column_list,
     safe_postgres_url,
 )
@@ -113,8 +113,8 @@ class SqlTable(BoundSink):
     def _place_name(self) -> str:
         """Return a name made of the database's host, port and name and of the table's; without user and password."""
         if isinstance(self._connect, SqliteFile):
-            return f"sql:{self._connect.home()}#{SQLITE.name(self._names[-1])}"
-        home = self._connect.home() if isinstance(self._connect, PostgresUrl) else self._said
+            return f"sql:{self._connect.canonical_url()}#{SQLITE.comparable_table_name(self._names[-1])}"
+        home = self._connect.canonical_url() if isinstance(self._connect, PostgresUrl) else self._said
         return f"sql:{home}#{self.table}"
 
     # -- transactions
@@ -127,7 +127,7 @@ class SqlTable(BoundSink):
             connection = self._connect()
             dialect = dialect_of(connection)
             with contextlib.closing(connection):
-                dialect.prepare(connection)
+                dialect.configure_connection(connection)
                 with contextlib.closing(connection.cursor()) as cursor:
                     for statement in dialect.begin:
                         cursor.execute(statement)
@@ -146,7 +146,7 @@ class SqlTable(BoundSink):
     def check(self, schema: pa.Schema) -> None:
         """Check that tables of this schema can be staged and published; create the table if it is missing."""
         self._bound()
-        check_names(schema, self.keys, "keys=[…]")
+        check_column_names(schema, self.keys, "keys=[…]")
         given = resolve_null_types(with_plain_types(schema), self._known_columns)
         check_keys(given, self.keys)
         if zeros := [repr(name) for name in given.names if "\0" in name]:
@@ -154,10 +154,10 @@ class SqlTable(BoundSink):
         if ours := [name for name in given.names if name.lower().startswith("kohort_")]:
             raise InvalidInputError(f"Columns of the sink's own names: {', '.join(ours)}: rename them")
         with self._transaction() as at:
-            types = at.types(given)
+            types = at.sql_types_by_column(given)
             at.dialect.lock_table_checks(at.cursor, self.table)
             for statement in _TABLES:
-                at.run(statement)
+                at.execute_template(statement)
             found = at.dialect.describe_existing_table(at.cursor, at.names)
             if found is not None:
                 self._fitting(found, given, types)
@@ -186,10 +186,10 @@ class SqlTable(BoundSink):
         """
         if found is None:
             must = {field.name for field in schema if not field.nullable or field.name in self.keys}
-            columns = [f"{quoted(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
+            columns = [f"{quote_sql_name(n)} {kind}{' NOT NULL' if n in must else ''}" for n, kind in types.items()]
             columns += [f"PRIMARY KEY ({quoted_column_list(self.keys)})"] if self.keys else []
-            at.run(f"CREATE TABLE {{target}} ({', '.join(columns)})")
-        elif at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
+            at.execute_template(f"CREATE TABLE {{target}} ({', '.join(columns)})")
+        elif at.first_row("SELECT 1 FROM {target} LIMIT 1") is not None:
             raise InvalidInputError(
                 f"Table {self.table} holds rows already, and they are of no region: give region {self._region!r} an "
                 "empty table"
@@ -197,13 +197,13 @@ class SqlTable(BoundSink):
         beside = at.dialect.describe_existing_table(at.cursor, at.staging_names)
         if beside is not None and "kohort_key" not in beside.columns:
             raise InvalidInputError(f"Table {'.'.join(at.staging_names)} is in the way of staged rows: rename it")
-        at.run("DROP TABLE IF EXISTS {staging}")
-        at.run(at.dialect.create_staging_statement(at.target, at.staging))
-        at.run(f"CREATE INDEX {quoted(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
-        at.run("DELETE FROM {keys} WHERE target = ?", at.name)
+        at.execute_template("DROP TABLE IF EXISTS {staging}")
+        at.execute_template(at.dialect.create_staging_statement(at.target, at.staging))
+        at.execute_template(f"CREATE INDEX {quote_sql_name(at.staging_names[-1] + '_key')} ON {{staging}} (kohort_key)")
+        at.execute_template("DELETE FROM {keys} WHERE target = ?", at.name)
         keys = msgspec.json.encode(self.keys).decode()
         said = (at.name, self._region, str(self._bound()), encode_schema(schema), keys, self.place)
-        at.run("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
+        at.execute_template("INSERT INTO {sequences} VALUES (?, ?, ?, 0, ?, ?, ?)", *said)
 
     def _fitting(self, found: ExistingTable, schema: pa.Schema, types: dict[str, str]) -> None:
         """Check that an existing table will accept every row of this schema at publication.
@@ -249,7 +249,7 @@ class SqlTable(BoundSink):
                 f"Region {self._region!r} writes table {self.table} with keys={list(keys)}, not {list(self.keys)}: all "
                 "members say the same"
             )
-        return row[2], schema_of(row[3])
+        return row[2], decode_schema(row[3])
 
     def _marker(self, at: _Cursor, *, locked: bool) -> Any:
         """Return the table's row in `kohort_sequences`; None: there is none.
@@ -260,7 +260,7 @@ class SqlTable(BoundSink):
             InvalidInputError: the row is another region's.
         """
         question = "SELECT region, region_id, sequence, row_schema, row_keys, place FROM {sequences} WHERE target = ?"
-        row = at.one(question + (at.dialect.locked if locked else ""), at.name)
+        row = at.first_row(question + (at.dialect.locked if locked else ""), at.name)
         mine = self._bound()
         if row is not None and row[1] != str(mine):
             remedy = "give each region a table of its own"
@@ -274,7 +274,7 @@ class SqlTable(BoundSink):
             row = self._marker(at, locked=True) if at.has_sequences_table() else None
             if row is None:
                 return ""
-            at.run("UPDATE {sequences} SET place = ? WHERE target = ?", self.place, at.name)
+            at.execute_template("UPDATE {sequences} SET place = ? WHERE target = ?", self.place, at.name)
             return str(row[5])
 
     def _written_name(self) -> str:
@@ -327,34 +327,34 @@ class SqlTable(BoundSink):
         table = self.check_rows(table)
         name = key.file_stem()
         with self._transaction() as at:
-            at.run(
+            at.execute_template(
                 "INSERT INTO {keys} (target, staged_key, epoch, row_count) VALUES (?, ?, ?, ?) "
                 "ON CONFLICT (target, staged_key) DO UPDATE SET row_count = excluded.row_count",
                 at.name, name, key.epoch, table.num_rows,
             )  # fmt: skip
-            at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
+            at.execute_template("DELETE FROM {staging} WHERE kohort_key = ?", name)
             rows = driver_value_rows(at.dialect, table, lambda number: name, lambda number: number)
-            at.dialect.insert(at.cursor, at.staging, [*table.column_names, "kohort_key", "kohort_row"], rows)
+            at.dialect.insert_rows(at.cursor, at.staging, [*table.column_names, "kohort_key", "kohort_row"], rows)
 
     # -- publishing
 
     def publish(self, sequence: int, keys: Iterable[StagedKey]) -> None:
         """Publish the rows staged under these keys as one sequence (checkpoint), by one transaction of the database."""
         check_sequence(sequence)
-        names = [key.file_stem() for key in in_order(keys)]
+        names = [key.file_stem() for key in sort_staged_keys(keys)]
         columns = self._fixed().names
         with self._transaction() as at:
             if self._mine(at) >= sequence:
                 return
-            at.run("SELECT staged_key FROM {keys} WHERE target = ?", at.name)
+            at.execute_template("SELECT staged_key FROM {keys} WHERE target = ?", at.name)
             there = {row[0] for row in at.cursor.fetchall()}
             if gone := missing_rows_text({name: name in there for name in names}):
                 raise CorruptDataError(f"Sequence {sequence} can't be published into {self.table}: {gone}")
             for name in names:
-                at.run(self._moving(columns), name)
-                at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
-                at.run("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
-            at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
+                at.execute_template(self._moving(columns), name)
+                at.execute_template("DELETE FROM {staging} WHERE kohort_key = ?", name)
+                at.execute_template("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
+            at.execute_template("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
 
     def _moving(self, columns: Sequence[str]) -> str:
         """Return the INSERT statement that copies the rows of one staged key to the target table.
@@ -369,7 +369,7 @@ class SqlTable(BoundSink):
             f"row_number() OVER (PARTITION BY {quoted_column_list(self.keys)} ORDER BY kohort_row DESC) AS kohort_last"
         )
         rest = [name for name in columns if name not in self.keys]
-        change = "UPDATE SET " + ", ".join(f"{quoted(name)} = excluded.{quoted(name)}" for name in rest)
+        change = "UPDATE SET " + ", ".join(f"{quote_sql_name(name)} = excluded.{quote_sql_name(name)}" for name in rest)
         return (
             f"INSERT INTO {{target}} ({names}) SELECT {names} FROM (SELECT {names}, {last} FROM {{staging}} "
             f"WHERE kohort_key = ?) AS kohort_rows WHERE kohort_last = 1 ON CONFLICT ({quoted_column_list(self.keys)}) "
@@ -384,13 +384,13 @@ class SqlTable(BoundSink):
             if owned is None or owned[0] > sequence:  # its own number may be from a history that the topic has lost
                 return
             holding = at.dialect.referring_foreign_keys(at.cursor, at.names)
-            if holding and at.one("SELECT 1 FROM {target} LIMIT 1") is not None:
+            if holding and at.first_row("SELECT 1 FROM {target} LIMIT 1") is not None:
                 raise InvalidInputError(
                     f"Table {self.table} can't be emptied: other tables refer to its rows by the foreign key "
                     f"{', '.join(holding)}. Delete all rows of the table by hand; the region goes on by itself"
                 )
-            at.run("DELETE FROM {target}")
-            at.run("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
+            at.execute_template("DELETE FROM {target}")
+            at.execute_template("UPDATE {sequences} SET sequence = ? WHERE target = ?", sequence, at.name)
             self._delete_staged_before(at, floor, ())
 
     # -- progress and cleanup
@@ -410,10 +410,10 @@ class SqlTable(BoundSink):
                 self._delete_staged_before(at, keep.floor, [key.file_stem() for key in keep.keys])
 
     def _delete_staged_before(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
-        at.run("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
+        at.execute_template("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
         for name in sorted({row[0] for row in at.cursor.fetchall()} - set(kept)):
-            at.run("DELETE FROM {staging} WHERE kohort_key = ?", name)
-            at.run("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
+            at.execute_template("DELETE FROM {staging} WHERE kohort_key = ?", name)
+            at.execute_template("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)
 
 
 class _Cursor:
@@ -424,17 +424,17 @@ class _Cursor:
         before, name = names[:-1], names[-1]
         if len((name + _STAGED + "_key").encode()) > dialect.name_bytes_max:
             raise InvalidInputError(f"The table's name {name!r} is too long for a staging table beside it")
-        self.name = dialect.name(name)
+        self.name = dialect.comparable_table_name(name)
         self.staging_names = [*before, name + _STAGED]
-        self.target, self.staging = quoted(*names), quoted(*self.staging_names)
+        self.target, self.staging = quote_sql_name(*names), quote_sql_name(*self.staging_names)
         self._places = {
             "target": self.target,
             "staging": self.staging,
-            "sequences": quoted(*before, "kohort_sequences"),
-            "keys": quoted(*before, "kohort_staged"),
+            "sequences": quote_sql_name(*before, "kohort_sequences"),
+            "keys": quote_sql_name(*before, "kohort_staged"),
         }
 
-    def run(self, statement: str, *given: object) -> None:
+    def execute_template(self, statement: str, *given: object) -> None:
         """Execute a statement.
 
         In it, `?` stands for the next value, and `{target}`, `{staging}`, `{sequences}` and `{keys}` for the sink's
@@ -453,16 +453,16 @@ class _Cursor:
         else:
             self.cursor.execute(text)
 
-    def one(self, statement: str, *given: object) -> Any:
-        """Execute a statement as `run` does, and return the first row; None: there is none."""
-        self.run(statement, *given)
+    def first_row(self, statement: str, *given: object) -> Any:
+        """Execute a statement as `execute_template` does, and return the first row; None: there is none."""
+        self.execute_template(statement, *given)
         return self.cursor.fetchone()
 
     def has_sequences_table(self) -> bool:
         """Return whether the table `kohort_sequences` exists: without it no region has written here."""
-        return self.dialect.exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
+        return self.dialect.table_exists(self.cursor, [*self.names[:-1], "kohort_sequences"])
 
-    def types(self, schema: pa.Schema) -> dict[str, str]:
+    def sql_types_by_column(self, schema: pa.Schema) -> dict[str, str]:
         """Return the SQL type of each column, by name.
 
         Raises:

@@ -52,18 +52,18 @@ publications."""
 _MARK: Final = "published-"
 
 
-def marks(files: FileCalls, folder: str) -> list[int]:
+def published_mark_numbers(files: FileCalls, folder: str) -> list[int]:
     """Return the checkpoint numbers N of all files `published-N` in a folder, unordered.
 
     These are the newest and a few before it.
     """
-    names = names_in(files, folder)
+    names = list_folder(files, folder)
     return [int(end) for name in names if name.startswith(_MARK) and (end := name.removeprefix(_MARK)).isdecimal()]
 
 
 def is_marked_published(files: FileCalls, folder: str, sequence: int) -> bool:
     """Return whether a folder has a file `published-N` for this sequence (checkpoint) or a later one."""
-    return max(marks(files, folder), default=0) >= sequence
+    return max(published_mark_numbers(files, folder), default=0) >= sequence
 
 
 def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
@@ -74,13 +74,13 @@ def mark_published(files: FileCalls, folder: str, sequence: int) -> None:
     if not is_marked_published(files, folder, sequence):
         files.close(files.open(f"{folder}/{_MARK}{sequence}", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
     sync_folder(files, folder)
-    for old in sorted(marks(files, folder))[:-MARKS_KEPT]:
-        remove(files, f"{folder}/{_MARK}{old}")
+    for old in sorted(published_mark_numbers(files, folder))[:-MARKS_KEPT]:
+        remove_file(files, f"{folder}/{_MARK}{old}")
 
 
 def last_published(files: FileCalls, folder: str) -> int:
     """Return the last sequence (checkpoint) N with a file `published-N`, after syncing the folder; 0: none."""
-    last = max(marks(files, folder), default=0)
+    last = max(published_mark_numbers(files, folder), default=0)
     if last:
         sync_folder(files, folder)
     return last
@@ -261,15 +261,15 @@ def write_file_atomically(
             output.sync()
         files.rename(temporary, f"{folder}/{name}")
         if instead_of:
-            remove(files, f"{folder}/{instead_of}")
+            remove_file(files, f"{folder}/{instead_of}")
         sync_folder(files, folder)
     except BaseException:
         with contextlib.suppress(OSError):
-            remove(files, temporary)
+            remove_file(files, temporary)
         raise
 
 
-def show(files: FileCalls, staged: str, shown: str) -> None:
+def link_file(files: FileCalls, staged: str, shown: str) -> None:
     """Hard-link a file to a second name, or copy it if the system does not permit the link."""
     try:
         files.link(staged, shown)

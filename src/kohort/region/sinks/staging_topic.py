@@ -114,12 +114,12 @@ class StagingTopic:
                 f"Topic {self.topic} keeps staged rows, and has {len(found.partitions)} partitions: it needs 2, and "
                 f"{', '.join(f'{name}={value}' for name, value in _PROPERTIES.items())}"
             )
-        # This deletes nothing, and needs the right that `trim` needs later.
+        # This deletes nothing, and needs the right that `delete_unneeded_records` needs later.
         admin.delete_records({TopicPartition(self.topic, STAGED): 0}).all()
 
     # The marker.
 
-    def marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
+    def read_owner_marker(self, *, to_the_end: bool = False) -> SinkMarker | None:
         """Return the last owner marker; None: there is none.
 
         Args:
@@ -178,7 +178,7 @@ class StagingTopic:
                 delivery.result()
 
     @contextmanager
-    def staged(self) -> Iterator[StagedIndex]:
+    def index_staged_rows(self) -> Iterator[StagedIndex]:
         """Index the completely staged keys for the block, by reading the whole partition of staged rows.
 
         The index has only a few numbers for each record.
@@ -199,7 +199,7 @@ class StagingTopic:
                     whole[name] = [attempt.offsets[number] for number in sorted(attempt.offsets)]
             yield StagedIndex(reader, TopicPartition(self.topic, STAGED), whole)
 
-    def trim(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
+    def delete_unneeded_records(self, admin: Admin, needed: Callable[[str, bool], bool]) -> None:
         """Delete staged records before the first that is still needed, and owner markers before the last.
 
         Args:
@@ -229,7 +229,7 @@ class StagingTopic:
 
     # Reading.
 
-    def ends_of(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def high_watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the high watermarks of partitions of the sink's topic; they may lie behind open transactions."""
         with self._reader() as reader:
             return {partition: reader.high_watermark(partition) for partition in partitions}
@@ -272,7 +272,7 @@ class StagedIndex:
     def __init__(self, reader: RangeReader, partition: TopicPartition, offsets: Mapping[str, list[int]]) -> None:
         self._reader, self._partition, self.offsets = reader, partition, offsets
 
-    def read(self, name: str) -> list[bytes]:
+    def read_staged_rows(self, name: str) -> list[bytes]:
         """Return the pieces of a staged key in order, and fetch as few other records as possible.
 
         Raises:

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.files import SYSTEM, FileCalls, names_in, read_file
+from kohort.region.files import SYSTEM, FileCalls, list_folder, read_file
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
@@ -50,37 +50,37 @@ def batch_numbers(names: Iterable[str]) -> set[int]:
     return {int(name) for name in names if NUMBER.fullmatch(name)}
 
 
-def last_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
+def last_completed_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     """Return the last completed batch: the highest number in `commits/` whose log files are complete; None if none.
 
     This lists one folder and reads three small files, and may be called while the query runs.
     """
-    for number in sorted(batch_numbers(names_in(files, f"{checkpoint}/{COMMITS}")), reverse=True):
-        if is_whole(checkpoint, number, files=files):
+    for number in sorted(batch_numbers(list_folder(files, f"{checkpoint}/{COMMITS}")), reverse=True):
+        if can_continue_after(checkpoint, number, files=files):
             return number
     return None
 
 
 def last_planned_batch(checkpoint: str, *, files: FileCalls = SYSTEM) -> int | None:
     """Return the highest batch in `offsets/`, done or not; None if there is none."""
-    return max(batch_numbers(names_in(files, f"{checkpoint}/{OFFSETS}")), default=None)
+    return max(batch_numbers(list_folder(files, f"{checkpoint}/{OFFSETS}")), default=None)
 
 
-def is_whole(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
+def can_continue_after(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> bool:
     """Return whether the logs have what Spark needs to continue after a batch.
 
     That is a readable `commits/N`, a readable `offsets/N`, and beyond batch 0 a readable `offsets/N-1`.
     """
     try:
-        commit_of(checkpoint, number, files=files)
+        read_batch_commit(checkpoint, number, files=files)
         for batch in range(max(number - 1, 0), number + 1):
-            offsets_of(checkpoint, batch, files=files)
+            read_batch_offsets(checkpoint, batch, files=files)
     except (CorruptDataError, FileNotFoundError):
         return False
     return True
 
 
-def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> list[Any]:
+def read_batch_offsets(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> list[Any]:
     """Return the parsed end offset of each source in a batch, in arbitrary order; None for a source that has none.
 
     Raises:
@@ -99,8 +99,8 @@ def offsets_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> li
     return [None if line == _NO_OFFSET else _parsed(path, line) for line in ends]
 
 
-def commit_of(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dict[str, Any]:
-    """Return the JSON that Spark wrote when a batch was done; raise as `offsets_of` does.
+def read_batch_commit(checkpoint: str, number: int, *, files: FileCalls = SYSTEM) -> dict[str, Any]:
+    """Return the JSON that Spark wrote when a batch was done; raise as `read_batch_offsets` does.
 
     It has `stateUniqueIds`, by operator, partition and store, when the state store's files have unique names.
     """
@@ -171,7 +171,7 @@ _SCHEMA_PATH: Final = re.compile(rf"/{STATE}/([0-9]+/{SCHEMAS}/[^/]+/[^/]+)$")
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class OperatorStateStore:
     """A state store of a stateful operator; it exists once for each partition."""
 
     name: str
@@ -179,7 +179,7 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class StatefulOperator:
     """A stateful operator, from its metadata.
 
     Attributes:
@@ -192,7 +192,7 @@ class Operator:
 
     number: int
     name: str
-    stores: tuple[Store, ...]
+    stores: tuple[OperatorStateStore, ...]
     properties: str
 
 
@@ -211,7 +211,7 @@ class StateStoreFile:
     kind: str
 
     @property
-    def whole(self) -> bool:
+    def is_snapshot(self) -> bool:
         """Whether the file is a complete snapshot, which needs no earlier version."""
         return self.kind in _WHOLE
 
@@ -228,7 +228,9 @@ def parse_schema_file_name(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = SYSTEM) -> list[Operator]:
+def read_stateful_operators(
+    checkpoint: str, batch: int | None = None, *, files: FileCalls = SYSTEM
+) -> list[StatefulOperator]:
     """Return the stateful operators by number, from the latest metadata, or the latest up to a batch.
 
     The result is empty if there is no state.
@@ -238,9 +240,9 @@ def operators(checkpoint: str, batch: int | None = None, *, files: FileCalls = S
         InvalidInputError: a newer Spark wrote it.
     """
     found = []
-    for number in sorted(batch_numbers(names_in(files, f"{checkpoint}/{STATE}"))):
+    for number in sorted(batch_numbers(list_folder(files, f"{checkpoint}/{STATE}"))):
         folder = f"{checkpoint}/{STATE}/{number}/{METADATA}"
-        noted = [at for at in batch_numbers(names_in(files, f"{folder}/v2")) if batch is None or at <= batch]
+        noted = [at for at in batch_numbers(list_folder(files, f"{folder}/v2")) if batch is None or at <= batch]
         path = f"{folder}/v2/{max(noted)}" if noted else f"{folder}/metadata"
         try:
             text = read_file(files, path).decode(errors="replace")
@@ -272,13 +274,16 @@ def parse_operator_metadata(path: str, text: str) -> dict[str, Any]:
     raise CorruptDataError(f"{path} does not say which operator it is of: {rest[:80]!r}")
 
 
-def _operator(number: int, path: str, found: Mapping[str, Any]) -> Operator:
+def _operator(number: int, path: str, found: Mapping[str, Any]) -> StatefulOperator:
     try:
-        stores = tuple(Store(str(store["storeName"]), int(store["numPartitions"])) for store in found["stateStoreInfo"])
+        stores = tuple(
+            OperatorStateStore(str(store["storeName"]), int(store["numPartitions"]))
+            for store in found["stateStoreInfo"]
+        )
         name = str(found["operatorInfo"]["operatorName"])
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptDataError(f"{path} lacks what Spark notes of an operator: {error!r}") from error
-    return Operator(number, name, stores, str(found.get("operatorPropertiesJson", "")))
+    return StatefulOperator(number, name, stores, str(found.get("operatorPropertiesJson", "")))
 
 
 def relocate_operator_metadata(path: str, text: str, folder: str) -> tuple[str, list[str]]:
@@ -312,7 +317,7 @@ def relocate_operator_metadata(path: str, text: str, folder: str) -> tuple[str, 
 
 
 def first_unloadable_store(
-    taken: Collection[str], noted: Iterable[Operator], commit: Mapping[str, Any], version: int
+    taken: Collection[str], noted: Iterable[StatefulOperator], commit: Mapping[str, Any], version: int
 ) -> str | None:
     """Return the folder of a state store whose version Spark could not load from these files; None if all can be.
 
@@ -343,7 +348,7 @@ def first_unloadable_store(
     return None
 
 
-def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]]:
+def _declared(noted: Iterable[StatefulOperator]) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield the folder of each state store that the operators' metadata declares, with operator and partition."""
     for operator in noted:
         for store in operator.stores:
@@ -356,8 +361,8 @@ def _declared(noted: Iterable[Operator]) -> Iterator[tuple[str, tuple[str, int]]
 def _loads(found: Iterable[StateStoreFile], version: int, ids: Collection[str]) -> bool:
     """Return whether a state store's version can be loaded from these files: a snapshot and all later changelogs."""
     kept = [file for file in found if file.version != version or not ids or file.id in ids]
-    whole = {file.version for file in kept if file.whole}
-    changed = {file.version for file in kept if not file.whole}
+    whole = {file.version for file in kept if file.is_snapshot}
+    changed = {file.version for file in kept if not file.is_snapshot}
     while version > 0 and version not in whole:
         if version not in changed:
             return False

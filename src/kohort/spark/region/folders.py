@@ -33,11 +33,11 @@ from kohort.region.confined_files import confine_files
 from kohort.region.files import (
     SYSTEM,
     FileCalls,
+    list_folder,
     local_path,
     make_folder,
-    names_in,
     read_file,
-    remove,
+    remove_file,
     remove_folder,
     sync_folder,
     write_file,
@@ -51,18 +51,18 @@ from kohort.spark.region.checkpoint_files import (
     SHARED,
     STATE,
     batch_numbers,
-    commit_of,
+    can_continue_after,
     find_source_offset,
     first_unloadable_store,
-    is_whole,
-    last_batch,
-    offsets_of,
-    operators,
+    last_completed_batch,
     parse_schema_file_name,
     parse_state_file_name,
+    read_batch_commit,
+    read_batch_offsets,
+    read_stateful_operators,
     relocate_operator_metadata,
 )
-from kohort.spark.source.single_reader_lock import folder as user_folder
+from kohort.spark.source.single_reader_lock import lock_folder as user_folder
 
 # -- The files of a Spark checkpoint that belong to batches up to N, by the kinds of their names
 #
@@ -95,9 +95,9 @@ def checkpoint_contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM
         InvalidInputError: the batch of some file can't be determined.
     """
     taken = CheckpointContents()
-    for name in _shown(names_in(files, old)):
+    for name in _shown(list_folder(files, old)):
         if name == QUERY:
-            taken.linked += _families("", names_in(files, old), [QUERY])
+            taken.linked += _families("", list_folder(files, old), [QUERY])
         elif name in (OFFSETS, COMMITS):
             _look_through_log(files, old, name, batch, taken)
         elif name == _SOURCES:
@@ -110,7 +110,7 @@ def checkpoint_contents_up_to(old: str, batch: int, *, files: FileCalls = SYSTEM
 
 
 def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: CheckpointContents) -> None:
-    names = names_in(files, f"{old}/{log}")
+    names = list_folder(files, f"{old}/{log}")
     for name in _shown(names):
         if not batch_numbers([name]):
             raise _unknown(old, f"{log}/{name}")
@@ -121,7 +121,7 @@ def _look_through_log(files: FileCalls, old: str, log: str, batch: int, taken: C
 def _take_all(files: FileCalls, old: str, folder: str, taken: CheckpointContents) -> None:
     """Add a folder to the clone with everything in it, because its files do not depend on the batch."""
     taken.folders.append(folder)
-    names = names_in(files, f"{old}/{folder}")
+    names = list_folder(files, f"{old}/{folder}")
     whole = []
     for name in _shown(names):
         try:
@@ -137,12 +137,12 @@ def _take_all(files: FileCalls, old: str, folder: str, taken: CheckpointContents
 
 def _look_through_state(files: FileCalls, old: str, batch: int, taken: CheckpointContents) -> None:
     taken.folders.append(STATE)
-    for operator in _shown(names_in(files, f"{old}/{STATE}")):
+    for operator in _shown(list_folder(files, f"{old}/{STATE}")):
         folder = f"{STATE}/{operator}"
         if not batch_numbers([operator]):
             raise _unknown(old, folder)
         taken.folders.append(folder)
-        for name in _shown(names_in(files, f"{old}/{folder}")):
+        for name in _shown(list_folder(files, f"{old}/{folder}")):
             if batch_numbers([name]):
                 _look_through_store(files, old, f"{folder}/{name}", batch, taken)
             elif name == METADATA:
@@ -164,7 +164,7 @@ def _look_through_store(
         InvalidInputError: a file is of an unknown kind.
     """
     taken.folders.append(folder)
-    names = names_in(files, f"{old}/{folder}")
+    names = list_folder(files, f"{old}/{folder}")
     kept = []
     for name in _shown(names):
         found = parse_state_file_name(name)
@@ -194,7 +194,7 @@ def _look_through_names(files: FileCalls, old: str, folder: str, known: list[str
         InvalidInputError: it has other files than those in `known`.
     """
     taken.folders.append(folder)
-    names = names_in(files, f"{old}/{folder}")
+    names = list_folder(files, f"{old}/{folder}")
     for name in _shown(names):
         if name not in known:
             raise _unknown(old, f"{folder}/{name}")
@@ -206,7 +206,7 @@ def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, 
 
     In version 2 there is a file for each run's first batch, which may contain absolute paths and is written again.
     """
-    names = names_in(files, f"{old}/{folder}")
+    names = list_folder(files, f"{old}/{folder}")
     if "v2" not in names:
         _look_through_names(files, old, folder, ["metadata"], taken)
         return
@@ -216,7 +216,7 @@ def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, 
     noted = f"{folder}/v2"
     taken.folders += [folder, noted]
     taken.linked += _families(folder, names, ["metadata"])
-    for name in _shown(names_in(files, f"{old}/{noted}")):
+    for name in _shown(list_folder(files, f"{old}/{noted}")):
         if not batch_numbers([name]):
             raise _unknown(old, f"{noted}/{name}")
         if int(name) <= batch:
@@ -225,12 +225,12 @@ def _look_through_operator(files: FileCalls, old: str, folder: str, batch: int, 
 
 def _look_through_schemas(files: FileCalls, old: str, folder: str, batch: int, taken: CheckpointContents) -> None:
     taken.folders.append(folder)
-    for store in _shown(names_in(files, f"{old}/{folder}")):
+    for store in _shown(list_folder(files, f"{old}/{folder}")):
         inside = f"{folder}/{store}"
         if not _is_folder(files, f"{old}/{inside}"):
             raise _unknown(old, inside)
         taken.folders.append(inside)
-        names = names_in(files, f"{old}/{inside}")
+        names = list_folder(files, f"{old}/{inside}")
         kept = []
         for name in _shown(names):
             written = parse_schema_file_name(name)
@@ -273,13 +273,13 @@ def _unknown(old: str, path: str) -> InvalidInputError:
 
 __all__ = [
     "TemporaryCheckpoints",
-    "check_place",
+    "check_checkpoint_folder",
     "clone_checkpoint",
     "epoch_folder",
     "find_source_offset",
-    "last_batch",
-    "offsets_of",
-    "operators",
+    "last_completed_batch",
+    "read_batch_offsets",
+    "read_stateful_operators",
     "remove_old_epochs",
 ]
 
@@ -288,7 +288,7 @@ _ON_ITS_WAY: Final = ".tmp"
 _PROBE: Final = ".probe-"
 
 
-def check_place(folder: str) -> str:
+def check_checkpoint_folder(folder: str) -> str:
     """Return the absolute path of a folder in which checkpoints can be cloned; create the folder if needed.
 
     Raises:
@@ -372,7 +372,7 @@ def remove_old_epochs(query_folder: str, keep: Collection[int], *, files: FileCa
     """
     files = confine_files(files, query_folder)
     gone: set[int] = set()
-    for name in names_in(files, query_folder):
+    for name in list_folder(files, query_folder):
         found = _EPOCH.fullmatch(name)
         if not found or not keep or int(found[1]) >= min(keep):
             continue
@@ -392,10 +392,10 @@ def _is_there(files: FileCalls, new: str, batch: int | None) -> bool:
     Raises:
         InvalidInputError: a query has planned a batch in it since.
     """
-    if not names_in(files, new):
+    if not list_folder(files, new):
         return False
-    planned = max(batch_numbers(names_in(files, f"{new}/{OFFSETS}")), default=None)
-    if planned == batch and (batch is None or last_batch(new, files=files) == batch):
+    planned = max(batch_numbers(list_folder(files, f"{new}/{OFFSETS}")), default=None)
+    if planned == batch and (batch is None or last_completed_batch(new, files=files) == batch):
         return True
     raise InvalidInputError(
         f"{new} can't be made from batch {batch} of another checkpoint: a query has run in it, up to batch {planned}. "
@@ -411,12 +411,12 @@ def _check_retained(files: FileCalls, old: str, batch: int) -> None:
         InvalidInputError: Spark has removed old batches, of which it keeps `minBatchesToRetain`.
         CorruptDataError: the checkpoint is missing or damaged.
     """
-    names = names_in(files, old)
+    names = list_folder(files, old)
     if not names:
         raise CorruptDataError(f"{old} is not there or empty, and the region's last sequence is batch {batch} of it")
-    if is_whole(old, batch, files=files):
+    if can_continue_after(old, batch, files=files):
         return
-    planned = batch_numbers(names_in(files, f"{old}/{OFFSETS}"))
+    planned = batch_numbers(list_folder(files, f"{old}/{OFFSETS}"))
     if planned and max(planned) > batch and min(planned) > max(batch - 1, 0):
         raise InvalidInputError(
             f"{old} can't be taken back to batch {batch}, where the region's last sequence ends: Spark has removed "
@@ -474,12 +474,15 @@ def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Checkpoin
     Raises:
         CorruptDataError: something is missing.
     """
-    if QUERY not in taken.linked or not is_whole(on_its_way, batch, files=files):
+    if QUERY not in taken.linked or not can_continue_after(on_its_way, batch, files=files):
         raise CorruptDataError(
             f"{on_its_way} lacks Spark's own files up to batch {batch}: the old checkpoint was damaged"
         )
     lacking = first_unloadable_store(
-        taken.linked, operators(on_its_way, batch, files=files), commit_of(on_its_way, batch, files=files), batch + 1
+        taken.linked,
+        read_stateful_operators(on_its_way, batch, files=files),
+        read_batch_commit(on_its_way, batch, files=files),
+        batch + 1,
     )
     if lacking is not None:
         raise CorruptDataError(
@@ -489,12 +492,12 @@ def _check_whole(files: FileCalls, on_its_way: str, batch: int, taken: Checkpoin
 
 def _remove_tree(files: FileCalls, path: str) -> None:
     """Remove a folder with its contents, also while another process is writing to it."""
-    for name in names_in(files, path):
+    for name in list_folder(files, path):
         inside = f"{path}/{name}"
         try:
             _remove_tree(files, inside)
         except (NotADirectoryError, InvalidInputError):  # a file, or a symbolic link, which is removed itself
-            remove(files, inside)
+            remove_file(files, inside)
     with contextlib.suppress(FileNotFoundError):
         files.rmdir(path)
 

@@ -196,7 +196,7 @@ class BuiltQuery:
         writer = rows.writeStream.foreachBatch(sink).outputMode(self.mode)
         return writer.option("checkpointLocation", f"file://{checkpoint}").start()
 
-    def is_over(self, error: BaseException) -> bool:
+    def has_spark_ended(self, error: BaseException) -> bool:
         """Return whether Spark has ended in this process, so that no run of the query can be started any more."""
         from py4j.protocol import Py4JNetworkError  # type: ignore[import-untyped]
 
@@ -265,7 +265,7 @@ def _column(name: str) -> Column:
     return f.col("`" + name.replace("`", "``") + "`")
 
 
-def check_query(
+def check_query_plan(
     spark: SparkSession,
     build: Build,
     options: Sequence[Mapping[str, str]],

@@ -29,10 +29,16 @@ from kohort.region.messages import CheckpointAttempt
 from kohort.region.records import Position
 from kohort.region.sinks.dead_letters import DeadLetterLog
 from kohort.region.staged import Staged
-from kohort.spark.region.checkpoint_files import STATE, find_source_offset, last_batch, last_planned_batch, offsets_of
+from kohort.spark.region.checkpoint_files import (
+    STATE,
+    find_source_offset,
+    last_completed_batch,
+    last_planned_batch,
+    read_batch_offsets,
+)
 from kohort.spark.region.folders import clone_checkpoint, epoch_folder, remove_old_epochs
 from kohort.spark.region.query_factory import BuiltQuery
-from kohort.spark.region.query_state import SavedQuery, refuse_other
+from kohort.spark.region.query_state import SavedQuery, refuse_changed_query
 from kohort.spark.region.query_thread import SourceMemberThread
 from kohort.spark.region.source_assignments import RunSession
 from kohort.spark.region.staging import QueryOutput, StagedBatches, StagingTask, make_batch_stager
@@ -213,7 +219,7 @@ class RegionQuery:
 
     # -- Requests of the members' threads
 
-    def begin(self, member: int, epoch: int, state: bytes | None) -> None:
+    def request_run(self, member: int, epoch: int, state: bytes | None) -> None:
         """Request a run in this epoch for one member; the run starts when all members have requested it.
 
         `state` is the query's saved state in the checkpoint from which it continues.
@@ -221,7 +227,7 @@ class RegionQuery:
         self._set_state(member, state)
         self._posted.put(lambda: self._wants(member, epoch))
 
-    def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
+    def restart_run(self, member: int, epoch: int, state: bytes | None) -> None:
         """Stop the run because the region resets, and request the next one in this epoch, from this saved state.
 
         The member learns by `ApplicationReset` when the run has stopped.
@@ -248,7 +254,7 @@ class RegionQuery:
             with self._lock:
                 self._state, self._given = state, None
 
-    def ended(self, member: int, error: BaseException | None) -> None:
+    def on_member_ended(self, member: int, error: BaseException | None) -> None:
         """Stop the run, because a member has ended; after an error abandon the other members too.
 
         The query is over when all its members have ended.
@@ -261,7 +267,7 @@ class RegionQuery:
             self.error = self.error or error
             for number, other in enumerate(self._members()):
                 if number not in self._gone and error is not None:
-                    other.abandon()
+                    other.end_without_leaving()
             if len(self._gone) == len(self._members()):
                 self.over.set()
             self._stop()
@@ -270,7 +276,7 @@ class RegionQuery:
 
     def is_idle(self) -> bool:
         """Return whether no batch that reads any of the query's sources is running."""
-        return all(member.assignments.running() is None for member in self._members())
+        return all(member.assignments.running_batch() is None for member in self._members())
 
     def contribute(
         self, member: int, cut: CheckpointAttempt, names: tuple[str, ...]
@@ -299,7 +305,7 @@ class RegionQuery:
         members, run = self._members(), self._run
         if run is None or not {member.machine.name for member in members} <= set(names):
             return _AtCut(cut, None, None, tuple({} for _ in members))
-        last = last_batch(run.folder)
+        last = last_completed_batch(run.folder)
         return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
@@ -313,7 +319,11 @@ class RegionQuery:
         Only batches since the last region checkpoint, and of the partition's current assignment, count. Partitions that
         none of them read are left out: their offsets in that checkpoint stay.
         """
-        group, handed, counted = member.machine.group, member.assignments.handed(), run.staged.last_included_batch()
+        group, handed, counted = (
+            member.machine.group,
+            member.assignments.all_assigned(),
+            run.staged.last_included_batch(),
+        )
         ends: dict[TopicPartition, Position] = {}
         for number in range(-1 if last is None else last, counted, -1):
             batch = None if len(ends) == len(handed) else self._batch_of(run, number, member)
@@ -332,7 +342,7 @@ class RegionQuery:
         None: the source has not connected yet, or the batch has no offset of it.
         """
         identity = SOURCE_SESSIONS.query_of_session(tuple(run.sessions)[member.number])
-        found = None if identity is None else find_source_offset(offsets_of(run.folder, last), identity)
+        found = None if identity is None else find_source_offset(read_batch_offsets(run.folder, last), identity)
         return None if found is None else BatchOffset.from_json(found)
 
     def forget_contribution(self, member: int) -> int:
@@ -356,10 +366,10 @@ class RegionQuery:
 
     def check_running_batch(self, member: int) -> None:
         """Mark a member's running batch as done if `commits/` of Spark's checkpoint has it."""
-        run, batch = self._run, self._members()[member].assignments.running()
+        run, batch = self._run, self._members()[member].assignments.running_batch()
         if run is None or batch is None:
             return
-        last = last_batch(run.folder)
+        last = last_completed_batch(run.folder)
         found = None if last is None else self._batch_of(run, last, self._members()[member])
         if found is not None and found.batch == batch and found.epoch == run.epoch:
             tuple(run.sessions.values())[member].complete_batch(batch)
@@ -405,11 +415,11 @@ class RegionQuery:
             state = self._state
         saved = None if state is None else SavedQuery.from_bytes(state)
         if saved is not None:
-            refuse_other(saved, self._as_of(-1, None), self.name)
+            refuse_changed_query(saved, self._as_of(-1, None), self.name)
         new, began = epoch_folder(self._folder, epoch), self._continues_after(saved)
         old = epoch_folder(self._folder, -1 if saved is None else saved.epoch)
         clone_checkpoint(old, new, began, query_id=uuid5(self._region_id, self.name))
-        seats = {uuid4().hex: member.assignments.start(epoch) for member in self._members()}
+        seats = {uuid4().hex: member.assignments.begin_run(epoch) for member in self._members()}
         for id, seat in seats.items():
             SOURCE_SESSIONS.add(id, seat)
         staged = StagedBatches(began)
@@ -420,7 +430,7 @@ class RegionQuery:
             found = stage(rows)
             if not self._built.needs_last_checkpoint and os.path.exists(f"{new}/{STATE}"):
                 raise InvalidInputError(UNKNOWN_STATE.format(self.name, f"{new}/{STATE}"))
-            staged.add(batch, found)
+            staged.add_batch(batch, found)
             if found.dead_letters:
                 self._letter_log.add(found.dead_letters)
 
@@ -428,7 +438,7 @@ class RegionQuery:
             query = self._built.run(stage_batch_rows, new, tuple(seats))
         except BaseException:
             for id in seats:
-                SOURCE_SESSIONS.remove(id)
+                SOURCE_SESSIONS.remove_session(id)
             raise
         with self._lock:
             self._saved = saved
@@ -461,7 +471,7 @@ class RegionQuery:
         if run is None:
             return
         for id, seat in run.sessions.items():
-            SOURCE_SESSIONS.remove(id)
+            SOURCE_SESSIONS.remove_session(id)
             seat.assignments.end_run()
         stopping = threading.Thread(target=_stop_quietly, args=(run.query,), daemon=True)
         stopping.start()
@@ -483,7 +493,7 @@ class RegionQuery:
         if not run.query.isActive:
             self._run_has_ended(run, run.query.exception() or InvalidInputError(STOPPED.format(self.name)))
             return
-        ahead = run.staged.batches_ahead(last_batch(run.folder))
+        ahead = run.staged.batches_ahead(last_completed_batch(run.folder))
         kept = self._built.batches_kept
         for member in self._members():
             member.pace_checkpoints(ahead, kept // 4, kept // 2)
@@ -501,7 +511,7 @@ class RegionQuery:
         self._start(run.epoch)
 
     def _is_final(self, error: BaseException) -> bool:
-        return isinstance(error, InvalidInputError | TimedOutError) or self._built.is_over(error)
+        return isinstance(error, InvalidInputError | TimedOutError) or self._built.has_spark_ended(error)
 
     def _complete_partial_reset(self) -> None:
         """Reset the query's other members, if only some have reset, and the rest has not followed in time."""
@@ -529,7 +539,7 @@ class RegionQuery:
         if self._is_final(error):
             self.error = self.error or error
             for member in self._members():
-                member.abandon()
+                member.end_without_leaving()
             self.over.set()
             return
         log.warning("[query %s] failed, so its region resets: %s", self.name, error)
@@ -546,7 +556,7 @@ class RegionQuery:
         found: set[tuple[int, str, int, int]] = set()
         try:
             planned = None if run is None else last_planned_batch(run.folder)
-            if run is None or planned is None or planned == last_batch(run.folder):
+            if run is None or planned is None or planned == last_completed_batch(run.folder):
                 return frozenset()
             for member in self._members():
                 batch = self._batch_of(run, planned, member)

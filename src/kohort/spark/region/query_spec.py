@@ -9,14 +9,14 @@ from typing import Any, Literal, TypedDict
 from kohort.client.settings import ConnectionConfig, Servers
 from kohort.errors import InvalidInputError
 from kohort.region.consuming.after_snapshot import AfterSnapshot
-from kohort.region.consuming.starts import StartPosition, start_of
+from kohort.region.consuming.starts import StartPosition, parse_start_option
 from kohort.region.sinks import Sink
 from kohort.region.sinks.dead_letters import DEAD_LETTER, FAIL, RECORD, check_dead_letters
 from kohort.region.staged import check_member
 from kohort.settings.config import by_property_name
 from kohort.spark.options import SourceOptions, parse_options
 from kohort.spark.region.query_factory import Build, BuiltQuery
-from kohort.spark.schema import BAD_REASON, BAD_VALUE, columns_of
+from kohort.spark.schema import BAD_REASON, BAD_VALUE, column_names_of
 
 SEAT = "regionSeat"
 ELSEWHERE = "say where a region begins with start="
@@ -129,7 +129,7 @@ class DeclaredQuery:
         ]
 
 
-def declare(
+def check_query_arguments(
     name: str,
     build: Build,
     sources: Source | Sequence[Source],
@@ -192,7 +192,7 @@ def declare(
     parsed = tuple(_keeping_bad_values(*source, columns) for source, columns in zip(parsed, undecoded, strict=True))
     _check_groups(name, [options.group_id for _, options in parsed])
     _check_protocols(state, [options.group_protocol for _, options in parsed])
-    start = start_of(settings.get("start", "committed"), "earliest")
+    start = parse_start_option(settings.get("start", "committed"), "earliest")
     holds_back = rebalance == "checkpoint"
     again = settings.get("reads_again", False)
     return DeclaredQuery(
@@ -255,7 +255,7 @@ def _undecoded_columns(raw: Mapping[str, str], options: SourceOptions) -> tuple[
     Empty if they don't: the source has no typed values, or its own `onBadRecord`.
     """
     says = any(name.lower() == "onbadrecord" for name in raw)
-    return () if says or options.value_format is None else columns_of(options)
+    return () if says or options.value_format is None else column_names_of(options)
 
 
 def _keeping_bad_values(
@@ -279,7 +279,7 @@ def _addresses(servers: Servers) -> str:
     return servers if isinstance(servers, str) else ",".join(map(str, servers))
 
 
-def check_sink(declared: DeclaredQuery, built: BuiltQuery) -> None:
+def check_sink_takes_query(declared: DeclaredQuery, built: BuiltQuery) -> None:
     """Check that the sink takes rows as the query emits them.
 
     Raises:

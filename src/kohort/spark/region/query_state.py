@@ -57,7 +57,7 @@ class SavedQuery(msgspec.Struct, frozen=True, tag_field="kohort-spark", tag=FORM
         raise InvalidInputError(f"the sequence was written by a later kohort (form {form}): go on with that one")
 
 
-def refuse_other(before: SavedQuery, now: SavedQuery, query: str) -> None:
+def refuse_changed_query(before: SavedQuery, now: SavedQuery, query: str) -> None:
     """Check that a query with state is still the one that saved its state; a query without state may change.
 
     Raises:

@@ -22,7 +22,7 @@ from kohort.client.consumer.consumer import Consumer
 from kohort.client.consumer.core import WakeupError
 from kohort.errors import KafkaError
 from kohort.ids import TopicPartition
-from kohort.region.consuming.member_thread import MemberThread, partition_of
+from kohort.region.consuming.member_thread import MemberThread, to_topic_partition
 from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member import events as happens
@@ -49,10 +49,10 @@ RELEASE, POLLING, CLOSING, AHEAD = "partitions are wanted back", "not polling", 
 class QueryForMembers(Protocol):
     """An interface: the methods of a query (`RegionQuery`) that its members call, from any thread."""
 
-    def begin(self, member: int, epoch: int, state: bytes | None) -> None:
+    def request_run(self, member: int, epoch: int, state: bytes | None) -> None:
         """Request a run in this epoch, from this saved state; it starts when all members of the query have done so."""
 
-    def go_back(self, member: int, epoch: int, state: bytes | None) -> None:
+    def restart_run(self, member: int, epoch: int, state: bytes | None) -> None:
         """Stop the query's run because the region resets, and request the next in this epoch, from this saved state."""
 
     def contribute(
@@ -78,7 +78,7 @@ class QueryForMembers(Protocol):
     def is_idle(self) -> bool:
         """Return whether no batch that reads from any of the query's sources is running."""
 
-    def ended(self, member: int, error: BaseException | None) -> None:
+    def on_member_ended(self, member: int, error: BaseException | None) -> None:
         """Record that a member of the query has ended, perhaps by an error."""
 
 
@@ -167,7 +167,7 @@ class SourceMemberThread(MemberThread):
         """
         while not self._posted.empty():
             self._step(self._posted.get())
-        if self.assignments.has_read():
+        if self.assignments.has_begun_batch():
             self._step(happens.RecordsFetched())
 
     def _poll(self, wait_ms: float) -> None:
@@ -185,7 +185,9 @@ class SourceMemberThread(MemberThread):
             self._asked_back.append(event)
             return
         if isinstance(event, happens.PartitionsLost):
-            self.assignments.remove_revoked(map(partition_of, event.parts))  # no batch begins with them from here on
+            self.assignments.remove_revoked(
+                map(to_topic_partition, event.parts)
+            )  # no batch begins with them from here on
             self._process_posted()
             self._is_not_asked_back(event.parts)
         self._step(event)
@@ -208,7 +210,7 @@ class SourceMemberThread(MemberThread):
             return
         while self._asked_back:
             event = self._asked_back.popleft()
-            self.assignments.stop_planning(map(partition_of, event.parts))
+            self.assignments.stop_planning(map(to_topic_partition, event.parts))
             self._kept.append(event)
         self.assignments.resume_batches(RELEASE)
 
@@ -235,7 +237,7 @@ class SourceMemberThread(MemberThread):
 
     def _thread_ended(self, error: BaseException | None) -> None:
         self.assignments.pause_batches("ended")
-        self._query.ended(self.number, error)
+        self._query.on_member_ended(self.number, error)
 
     # -- Effects of the machine
 
@@ -255,9 +257,9 @@ class SourceMemberThread(MemberThread):
             case happens.ResetApplication(epoch, _, state):
                 self.metrics.resets += 1
                 self._later.look_up.clear()
-                self._query.go_back(self.number, epoch, state)
+                self._query.restart_run(self.number, epoch, state)
             case happens.BeginEpoch(epoch, _, state):
-                self._query.begin(self.number, epoch, state)
+                self._query.request_run(self.number, epoch, state)
             case happens.RetireCheckpoints(_, _, counts):
                 self.metrics.sequences += 1
                 if counts:
@@ -302,14 +304,14 @@ class SourceMemberThread(MemberThread):
         """Return the end offsets of all assigned partitions; for one that no batch has read, its start offset."""
         found: dict[Part, Position] = {}
         for part, begin in self.machine.begins.items():
-            at = ends.get(partition_of(part))
+            at = ends.get(to_topic_partition(part))
             sound = at is not None and at.topic_id == part.topic_id
             begun = Position(part.group, part.topic, part.topic_id, part.partition, begin)
             found[part] = at if at is not None and sound else begun
         return found
 
     def _assignment_changed(self, partitions: set[TopicPartition]) -> None:
-        gone = self.assignments.handed().keys() - partitions
+        gone = self.assignments.all_assigned().keys() - partitions
         if gone:
             self.assignments.remove_revoked(gone)
         self.assignments.set_group_generation(self.machine.identity.generation)
@@ -318,4 +320,4 @@ class SourceMemberThread(MemberThread):
         self.assignments.assign_partition(position)
 
     def _forget_partitions(self, parts: tuple[Part, ...]) -> None:
-        self.assignments.remove_revoked(map(partition_of, parts))
+        self.assignments.remove_revoked(map(to_topic_partition, parts))

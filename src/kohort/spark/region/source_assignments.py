@@ -70,7 +70,7 @@ class SourceAssignments:
         with self._changed:
             return any(self._holds.values())
 
-    def begin(self, version: int, batch: int) -> bool:
+    def begin_batch(self, version: int, batch: int) -> bool:
         """Begin a batch of an assignment version; return False if the assignment has changed."""
         with self._changed:
             if self._holds or version != self._version:
@@ -104,7 +104,7 @@ class SourceAssignments:
             self._running = None
         self._done()
 
-    def start(self, epoch: int) -> RunSession:
+    def begin_run(self, epoch: int) -> RunSession:
         """Begin a run of the query; batches and messages of earlier runs are ignored from now on."""
         with self._changed:
             self._epoch, self._running = epoch, None
@@ -166,17 +166,17 @@ class SourceAssignments:
             self._holds.pop(why, None)
             self._changed.notify_all()
 
-    def running(self) -> int | None:
+    def running_batch(self) -> int | None:
         """Return the number of the running batch; None if none runs."""
         with self._changed:
             return self._running
 
-    def has_read(self) -> bool:
+    def has_begun_batch(self) -> bool:
         """Return whether a batch has begun since `remove_partitions`."""
         with self._changed:
             return self._has_read
 
-    def handed(self) -> dict[TopicPartition, AssignmentReplyPart]:
+    def all_assigned(self) -> dict[TopicPartition, AssignmentReplyPart]:
         """Return all assigned partitions, including those being revoked."""
         with self._changed:
             return dict(self._parts)
@@ -199,8 +199,8 @@ class RunSession:
     def keeps_trigger_waiting(self) -> bool:
         return self.assignments.keeps_trigger_waiting()
 
-    def begin(self, version: int, batch: int) -> bool:
-        return self.assignments.begin(version, batch)  # versions are unique across runs
+    def begin_batch(self, version: int, batch: int) -> bool:
+        return self.assignments.begin_batch(version, batch)  # versions are unique across runs
 
     def complete_batch(self, batch: int) -> None:
         self.assignments.complete_batch(batch, self.run)

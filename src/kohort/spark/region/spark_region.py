@@ -27,13 +27,13 @@ from kohort.region.consuming.publishing import SinkPublisher
 from kohort.region.consuming.settings import MemberConfig
 from kohort.region.member.machine import MemberMachine
 from kohort.region.member.state import MemberBehaviour
-from kohort.region.messages import RegionSeen
+from kohort.region.messages import RegionStatus
 from kohort.region.region import Region
 from kohort.region.sinks import Sink, name_of_sink
 from kohort.settings.config import by_field_name
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.region.folders import TemporaryCheckpoints, check_place
-from kohort.spark.region.query_factory import Build, BuiltQuery, check_query
+from kohort.spark.region.folders import TemporaryCheckpoints, check_checkpoint_folder
+from kohort.spark.region.query_factory import Build, BuiltQuery, check_query_plan
 from kohort.spark.region.query_run import LEAD, RegionQuery
 from kohort.spark.region.query_spec import (
     PINNED,
@@ -41,11 +41,11 @@ from kohort.spark.region.query_spec import (
     QuerySettings,
     Source,
     check_can_share_group,
+    check_query_arguments,
     check_runs_without_folder,
-    check_sink,
-    declare,
+    check_sink_takes_query,
 )
-from kohort.spark.region.query_state import SavedQuery, refuse_other
+from kohort.spark.region.query_state import SavedQuery, refuse_changed_query
 from kohort.spark.region.query_thread import CLOSING, SourceMemberThread
 from kohort.spark.region.staging import QueryOutput
 from kohort.spark.source.catalog import TopicCatalog
@@ -70,7 +70,7 @@ class _PinnedQuery(msgspec.Struct):
 
 
 class PinnedAssignor(Stateless):
-    """An assignor for queries with state='pinned': a hash fixes the query of each partition (`query_of`).
+    """An assignor for queries with state='pinned': a hash fixes the query of each partition (`pinned_query_of`).
 
     Partitions whose query has no member are assigned to nobody.
     """
@@ -101,7 +101,7 @@ class PinnedAssignor(Stateless):
         result: Assignment = {member: [] for member in sorted(members)}
         for topic, info in sorted(topics.items()):
             for number in range(info.partitions):
-                member = named.get(query_of(topic, number, self._queries))
+                member = named.get(pinned_query_of(topic, number, self._queries))
                 if member is None or topic not in members[member].topics:
                     continue
                 partition = TopicPartition(topic, number)
@@ -125,7 +125,7 @@ class PinnedAssignor(Stateless):
         return found
 
 
-def query_of(topic: str, partition: int, queries: Sequence[str]) -> str:
+def pinned_query_of(topic: str, partition: int, queries: Sequence[str]) -> str:
     """Return the name of the query to which a partition is pinned, by a hash over the group's sorted query names."""
     return queries[(zlib.crc32(topic.encode()) + partition) % len(queries)]
 
@@ -192,18 +192,18 @@ def current_end_offsets(queries: Iterable[DeclaredQuery]) -> Ends:
         for _, options in query.sources:
             catalog = TopicCatalog(options)
             try:
-                found = catalog.ends(catalog.partitions(known=None))
+                found = catalog.end_offsets(catalog.partitions(known=None))
             finally:
                 catalog.close()
             ends |= {
                 (str(options.group_id), at.topic, at.partition): end
                 for at, end in found.items()
-                if not query.queries or query_of(at.topic, at.partition, query.queries) == query.name
+                if not query.queries or pinned_query_of(at.topic, at.partition, query.queries) == query.name
             }
     return ends
 
 
-def has_published_up_to(seen: RegionSeen, ends: Ends) -> bool:
+def has_published_up_to(seen: RegionStatus, ends: Ends) -> bool:
     """Return whether everything up to these offsets is in region checkpoints, and all sinks have published these."""
     at = {(end.group, end.topic, end.partition): end.offset for end in seen.positions}
     return seen.published >= seen.sequence and all(at.get(part, 0) >= end for part, end in ends.items())
@@ -284,7 +284,7 @@ class SparkRegion:
         self._spark = spark
         self._region = Region(name, bootstrap_servers, **settings)
         self._connection = bootstrap_servers, {key: value for key, value in settings.items() if key not in _OWN}
-        self._folder = None if folder is None else f"{check_place(str(folder))}/{name}"
+        self._folder = None if folder is None else f"{check_checkpoint_folder(str(folder))}/{name}"
         self._temporary: TemporaryCheckpoints | None = None
         self._declared: dict[str, DeclaredQuery] = {}
         self._running: dict[str, StartedQuery] = {}
@@ -327,7 +327,7 @@ class SparkRegion:
         """
         if name in self._declared:
             raise InvalidInputError(f"the region has a query {name!r} already: give each a name of its own")
-        self._declared[name] = declare(name, build, source, into, options, self._connection)
+        self._declared[name] = check_query_arguments(name, build, source, into, options, self._connection)
 
     # -- Running
 
@@ -364,17 +364,17 @@ class SparkRegion:
             ready = []
             for declared, built, shares in checked:
                 ready.append(self._admit(declared, built, shares))
-                failing.callback(ready[-1].discard_members)
+                failing.callback(ready[-1].close_unstarted_members)
             failing.pop_all()
         return ready
 
     def _look(self, declared: DeclaredQuery) -> tuple[BuiltQuery, bool]:
         """Build a declared query and make the checks that need no broker."""
         raw = [options for options, _ in declared.sources]
-        built = check_query(
+        built = check_query_plan(
             self._spark, declared.build, raw, declared.mode, declared.describe_sources(), declared.undecoded
         )
-        check_sink(declared, built)
+        check_sink_takes_query(declared, built)
         if self._folder is None:
             check_runs_without_folder(declared, built)
         return built, check_can_share_group(declared, built)
@@ -384,14 +384,14 @@ class SparkRegion:
         for number, (_, options) in enumerate(declared.sources):
             name = declared.name if number == LEAD else f"{declared.name}#{number + 1}"
             topics = options.subscribe or ()
-            who = Applicant(name, str(options.group_id), topics, options.pattern_text(), declared.reads_again)
+            who = Applicant(name, str(options.group_id), topics, options.translated_pattern(), declared.reads_again)
             into, aside = (declared.into, declared.letters) if number == LEAD else (None, None)
             region_id, into, aside = self._region.admit(who, into, aside)
             sink, letters = into or sink, aside or letters
         state = self._region.state_of(declared.name)
         if state is not None:
             now = SavedQuery(-1, None, built.output, built.operators, built.sources, built.needs_last_checkpoint)
-            refuse_other(SavedQuery.from_bytes(state), now, declared.name)
+            refuse_changed_query(SavedQuery.from_bytes(state), now, declared.name)
         sink.check(built.schema)
         started, folder = StartedQuery(bool(built.outside)), f"{self._checkpoints()}/{declared.name}"
         how = member_behaviour(declared, shares=shares, keeps=built.needs_last_checkpoint)
@@ -404,7 +404,7 @@ class SparkRegion:
             lambda: started.members,
         )
         with ExitStack() as failing:
-            failing.callback(started.discard_members)
+            failing.callback(started.close_unstarted_members)
             for number in range(len(declared.sources)):
                 places = tuple(output for output in (sink, letters) if output is not None) if number == LEAD else ()
                 machine = self._machine(declared, number, places, how)
@@ -440,7 +440,7 @@ class SparkRegion:
         options = declared.sources[number][1]
         publishers = [SinkPublisher(place, machine.name) for place in places]
         config = MemberConfig(
-            options.subscribe or (), options.pattern_text(), declared.start, options.fail_on_data_loss
+            options.subscribe or (), options.translated_pattern(), declared.start, options.fail_on_data_loss
         )
         consumer = self._region.create_group_consumer(machine.name, _settings(declared, options))
         return SourceMemberThread(machine, consumer, publishers, config, query, number)
@@ -486,11 +486,11 @@ class SparkRegion:
                 targets = self._targets() if until == CAUGHT_UP else {}
                 if until == CAUGHT_UP and not self._running and self._has_nothing_to_do(ready, targets):
                     for started in ready:
-                        started.discard_members()
+                        started.close_unstarted_members()
                     return
             except BaseException:
                 for started in ready:
-                    started.discard_members()
+                    started.close_unstarted_members()
                 raise
             for started in ready:
                 self._record_running(started)
@@ -517,7 +517,7 @@ class SparkRegion:
         """Return whether no query of this process is running a batch."""
         with self._lock:
             members = [member for started in self._running.values() for member in started.members]
-        return all(member.assignments.running() is None for member in members)
+        return all(member.assignments.running_batch() is None for member in members)
 
     def _targets(self) -> Ends:
         return current_end_offsets(self._declared.values())
@@ -540,7 +540,7 @@ class SparkRegion:
 
     # -- Operations
 
-    def describe(self) -> RegionSeen:
+    def describe(self) -> RegionStatus:
         """Return the region's state, as its control plane knows it."""
         return self._region.describe()
 
@@ -622,12 +622,12 @@ class StartedQuery:
     def abandon(self) -> None:
         """End the query's members without leaving the region, which resets as after a crash."""
         for member in self.members:
-            member.abandon()
+            member.end_without_leaving()
 
-    def discard_members(self) -> None:
+    def close_unstarted_members(self) -> None:
         """Discard members that never started; the region does not know them."""
         for member in self.members:
-            member.discard()
+            member.close_unstarted()
 
     def join(self, until_s: float) -> None:
         """Wait for the members to end, and abandon those that are late."""
@@ -640,7 +640,7 @@ class StartedQuery:
                     "resets to the previous checkpoint",
                     member.name,
                 )
-                member.abandon()
+                member.end_without_leaving()
                 member.thread.join()
         if self.query is not None:
             self.query.close()

@@ -71,7 +71,7 @@ class StagingTask:
     member: str
     unit_bytes: int = UNIT_BYTES
 
-    def keys_of(self, batches: Iterator[pa.RecordBatch], attempt: int) -> Iterator[pa.RecordBatch]:
+    def stage_batches(self, batches: Iterator[pa.RecordBatch], attempt: int) -> Iterator[pa.RecordBatch]:
         """Stage rows as they come; yield the keys, with the columns of `KEYS`."""
         units, held, size = itertools.count(attempt * UNITS_OF_ATTEMPT), list[pa.RecordBatch](), 0
         for batch in batches:
@@ -147,7 +147,7 @@ class StagedBatches:
         self._given = self._after
         self._batches: dict[int, Staged] = {}
 
-    def add(self, batch: int, staged: Staged) -> None:
+    def add_batch(self, batch: int, staged: Staged) -> None:
         """Record the staged keys of a batch, also if it staged nothing: a batch without a record counts as lost."""
         with self._lock:
             self._batches[batch] = staged
@@ -198,7 +198,7 @@ def make_batch_stager(task: StagingTask) -> Callable[[DataFrame], Staged]:
 
         context = TaskContext.get()
         assert context is not None
-        return task.keys_of(batches, context.taskAttemptId())
+        return task.stage_batches(batches, context.taskAttemptId())
 
     def stage_rows(rows: DataFrame) -> Staged:
         keys = [(_key(row.key), row.letters) for row in rows.mapInArrow(stage_in_worker, KEYS).collect()]

@@ -32,7 +32,7 @@ class OffsetRange:
     end: int
 
     @property
-    def offsets(self) -> int:
+    def offset_count(self) -> int:
         return self.end - self.start
 
 
@@ -128,10 +128,10 @@ class BatchOffset:
         """Return a copy of the batch with other offsets."""
         return replace(self, spans=spans)
 
-    def ends(self) -> dict[TopicPartition, int]:
+    def end_offsets(self) -> dict[TopicPartition, int]:
         return {tp: span.end for tp, span in self.spans.items()}
 
-    def reached(self) -> dict[TopicPartition, CheckpointPosition]:
+    def checkpoint_positions(self) -> dict[TopicPartition, CheckpointPosition]:
         return {tp: CheckpointPosition(span.start, span.end, self.batch) for tp, span in self.spans.items()}
 
 
@@ -167,7 +167,7 @@ class CommitStamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedPosition:
     """The group's committed offset of a partition, with the stamp of the query that committed it.
 
     `stamp` is None if another client made the commit.
@@ -189,7 +189,9 @@ class CheckpointPosition:
     batch: int
 
 
-def choose_start_offset(query: str, committed: Committed | None, reached: CheckpointPosition | None) -> int | None:
+def choose_start_offset(
+    query: str, committed: CommittedPosition | None, reached: CheckpointPosition | None
+) -> int | None:
     """Return the start offset of a newly assigned partition, from the group or the checkpoint; None: neither has one.
 
     The group's offset is used, unless the checkpoint's is higher and two conditions hold. First, this query itself

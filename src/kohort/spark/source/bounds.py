@@ -34,7 +34,7 @@ class ReadBound:
         """
         return self.kind in ("time", "times") or (self.kind == "offsets" and self.numbers.get(partition, EARLIEST) >= 0)
 
-    def option(self, side: Literal["starting", "ending"]) -> str:
+    def option_name(self, side: Literal["starting", "ending"]) -> str:
         """Return the name of the option that gives a bound of this kind, such as `startingOffsetsByTimestamp`."""
         return side + {"time": "Timestamp", "times": "OffsetsByTimestamp"}.get(self.kind, "Offsets")
 

@@ -16,7 +16,7 @@ from kohort.settings.config import did_you_mean
 from kohort.spark.options import EARLIEST, LATEST, SourceOptions, client_settings
 from kohort.spark.source.batch_offset import CommitStamp
 from kohort.spark.source.bounds import ReadBound
-from kohort.spark.topic_pattern import glob_hint, topic_pattern
+from kohort.spark.topic_pattern import glob_hint, parse_topic_pattern
 
 # -- The choice of `failOnDataLoss`: an error or a warning
 
@@ -96,7 +96,7 @@ class TopicCatalog:
             self._reached = True
         return self._client
 
-    def present(self, topics: Iterable[str]) -> PresentTopics:
+    def describe_existing(self, topics: Iterable[str]) -> PresentTopics:
         """Return the ids and partitions of those topics that exist, without waiting for missing ones.
 
         Raises:
@@ -120,17 +120,17 @@ class TopicCatalog:
                 matches the pattern.
         """
         options = self._options
-        wanted = options.assigned()
+        wanted = options.assigned_partitions()
         if wanted:
             topics = sorted({tp.topic for tp in wanted})
         elif options.subscribe_pattern is not None:
-            finds = topic_pattern(options.subscribe_pattern).finds
+            finds = parse_topic_pattern(options.subscribe_pattern).matches_topic
             topics = [topic for topic in self._reader.topics() if finds(topic)]
             if not topics:
                 self._no_match()
         else:
             topics = sorted(set(options.subscribe or ()))
-        found = self.present(topics)
+        found = self.describe_existing(topics)
         missing = [
             topic for topic in topics if known is not None and topic not in known and topic not in found.present_topics
         ]
@@ -158,11 +158,11 @@ class TopicCatalog:
             log.warning("the query waits for topics to read: %s yet (how the pattern is read: %s)", text, meaning)
         self._warned = True
 
-    def beginnings(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the first offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "earliest"))
 
-    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the end offset of each partition that exists."""
         return self._offsets(dict.fromkeys(partitions, "latest"))
 
@@ -190,8 +190,8 @@ class TopicCatalog:
         """
         until_s = time.monotonic() + CONFIRM_MS / 1000
         while True:
-            self.present({tp.topic for tp in positions})  # refresh the leaders
-            ends = self.ends(positions)
+            self.describe_existing({tp.topic for tp in positions})  # refresh the leaders
+            ends = self.end_offsets(positions)
             if all(at <= ends[tp] for tp, at in positions.items() if tp in ends) or time.monotonic() > until_s:
                 return ends
             time.sleep(RETRY_DELAY_S)
@@ -199,7 +199,7 @@ class TopicCatalog:
     def _offsets(self, wanted: Mapping[TopicPartition, When]) -> dict[TopicPartition, int]:
         return {tp: at.offset for tp, at in self._reader.current_offsets(wanted).items()} if wanted else {}
 
-    def resolve(self, bound: ReadBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def resolve_bound(self, bound: ReadBound, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset that a `ReadBound` means in each existing partition, without checking that the log has it.
 
         Raises:
@@ -208,9 +208,9 @@ class TopicCatalog:
         """
         wanted = list(partitions)
         if bound.kind == "earliest":
-            return self.beginnings(wanted)
+            return self.beginning_offsets(wanted)
         if bound.kind == "latest":
-            return self.ends(wanted)
+            return self.end_offsets(wanted)
         if bound.kind == "committed":
             return self._committed(wanted)
         if bound.kind == "time":
@@ -221,14 +221,14 @@ class TopicCatalog:
         chosen = {tp: bound.numbers[tp] for tp in wanted}
         if bound.kind == "times":
             return self._at_times(chosen, bound.strategy)
-        first = self.beginnings(tp for tp, number in chosen.items() if number == EARLIEST)
-        last = self.ends(tp for tp, number in chosen.items() if number == LATEST)
+        first = self.beginning_offsets(tp for tp, number in chosen.items() if number == EARLIEST)
+        last = self.end_offsets(tp for tp, number in chosen.items() if number == LATEST)
         return chosen | first | last
 
     def _committed(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the group's committed offsets, without joining it.
 
-        Partitions that have none begin as `starts_without_commit` says.
+        Partitions that have none begin as `default_start_offsets` says.
 
         Raises:
             OffsetError: an offset belongs to a deleted topic of the same name, if lost records are an error.
@@ -241,17 +241,17 @@ class TopicCatalog:
         known = {tp: commit.offset for tp, commit in found.items() if commit is not None}
         stamps = {tp: CommitStamp.from_metadata(commit.metadata) for tp, commit in found.items() if commit is not None}
         of = {tp: stamp.topic for tp, stamp in stamps.items() if stamp is not None and stamp.topic is not None}
-        now = self.present({tp.topic for tp in of}).ids if of else {}
+        now = self.describe_existing({tp.topic for tp in of}).ids if of else {}
         earlier = [tp for tp, topic in of.items() if now.get(tp.topic, topic) != topic]
         for tp in earlier:
             text = f"topic {tp.topic} was deleted and made again: the group's offset is of the one with id {of[tp]}"
             text = f"{text}, the one there is now has id {now[tp.topic]} (or this is another cluster, to which the "
             text += "group's offsets were copied: then set them anew there)"
             report_lost_records(text, "reads the new one from its beginning", strict=options.fail_on_data_loss)
-        without = self.starts_without_commit(tp for tp in partitions if tp not in known)
-        return known | self.beginnings(earlier) | without
+        without = self.default_start_offsets(tp for tp in partitions if tp not in known)
+        return known | self.beginning_offsets(earlier) | without
 
-    def starts_without_commit(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def default_start_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the start offsets of partitions without a committed offset, according to `kafka.auto.offset.reset`.
 
         Raises:
@@ -264,7 +264,7 @@ class TopicCatalog:
                 f"the group {self._options.group_id} has no offset for {wanted[0]}, "
                 f"and kafka.auto.offset.reset is {reset}"
             )
-        return self.beginnings(wanted) if reset == "earliest" else self.ends(wanted)
+        return self.beginning_offsets(wanted) if reset == "earliest" else self.end_offsets(wanted)
 
     def _at_times(self, times: Mapping[TopicPartition, int], strategy: str) -> dict[TopicPartition, int]:
         found = self._offsets(times)
@@ -274,9 +274,9 @@ class TopicCatalog:
                 f"{late[0]} has no record at or after the timestamp {times[late[0]]}; "
                 "set startingOffsetsByTimestampStrategy to latest to start at its end"
             )
-        return found | self.ends(late)
+        return found | self.end_offsets(late)
 
-    def bytes_per_record(self, partition: TopicPartition, start: int, end: int, topic_id: TopicId | None) -> float:
+    def mean_record_bytes(self, partition: TopicPartition, start: int, end: int, topic_id: TopicId | None) -> float:
         """Return the mean size of key and value of some records from `start` on, at least 1.0."""
         rows = size = 0
         sample = self._reader.read(

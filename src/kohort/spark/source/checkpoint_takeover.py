@@ -14,9 +14,9 @@ from kohort.ids import TopicPartition
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import (
     BatchOffset,
-    Committed,
+    CommittedPosition,
 )
-from kohort.spark.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import parse_topic_pattern
 
 log = logging.getLogger("kohort.spark")
 
@@ -52,7 +52,7 @@ def take_over(options: SourceOptions, start: BatchOffset, planned: BatchOffset |
     if not has_changed_group(options, last):
         return {}
     again = {} if planned is None else {tp: span.start for tp, span in planned.spans.items()}
-    return start.ends() | again
+    return start.end_offsets() | again
 
 
 def _take_over_from_kafka_source(
@@ -65,7 +65,7 @@ def _take_over_from_kafka_source(
     """
     read, chosen = sorted(last.spans), chosen_topics_text(options)
     if options.assign is not None:
-        fits = set(options.assigned()) == set(read)
+        fits = set(options.assigned_partitions()) == set(read)
     else:
         fits = all(chooses_topic(options, partition.topic) for partition in read)
     if not fits:
@@ -79,13 +79,13 @@ def _take_over_from_kafka_source(
         "source later, run `kohort spark checkpoint convert --to kafka`",
         to,
     )
-    return start.ends() | {partition: span.start for partition, span in last.spans.items()}
+    return start.end_offsets() | {partition: span.start for partition, span in last.spans.items()}
 
 
 def chosen_topics_text(options: SourceOptions) -> str:
     """Return the topics that a query's options choose, for a message."""
     if options.assign is not None:
-        return f"assign={', '.join(map(str, sorted(options.assigned())))}"
+        return f"assign={', '.join(map(str, sorted(options.assigned_partitions())))}"
     if options.subscribe_pattern is not None:
         return f"subscribePattern={options.subscribe_pattern}"
     return f"subscribe={','.join(options.subscribe or ())}"
@@ -126,9 +126,9 @@ def changed_option_warnings(options: SourceOptions, before: BatchOffset) -> list
 def chooses_topic(options: SourceOptions, topic: str) -> bool:
     """Return whether the options choose a topic."""
     if options.assign is not None:
-        return topic in {tp.topic for tp in options.assigned()}
+        return topic in {tp.topic for tp in options.assigned_partitions()}
     if options.subscribe_pattern is not None:
-        return topic_pattern(options.subscribe_pattern).finds(topic)
+        return parse_topic_pattern(options.subscribe_pattern).matches_topic(topic)
     return topic in (options.subscribe or ())
 
 
@@ -136,7 +136,7 @@ def refuse_skipping_records(
     options: SourceOptions,
     query: str,
     checkpoint: Mapping[TopicPartition, int],
-    found: Mapping[TopicPartition, Committed | None],
+    found: Mapping[TopicPartition, CommittedPosition | None],
     *,
     otherwise: str,
 ) -> None:

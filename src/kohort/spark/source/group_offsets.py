@@ -13,7 +13,7 @@ from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import (
     BatchOffset,
     CheckpointPosition,
-    Committed,
+    CommittedPosition,
     OffsetRange,
     choose_start_offset,
 )
@@ -27,7 +27,7 @@ from kohort.spark.source.membership import (
     SourceMembership,
     partitions_lost_text,
 )
-from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, Replay
+from kohort.spark.source.offset_coordinator import AssignedPartitions, AssignmentRetry, ReplayedBatch
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source.topic_ids import TopicIds
 from kohort.spark.topic_pattern import INTERNAL_TOPICS
@@ -61,16 +61,16 @@ def start_offsets_without_commit(
     wanted = list(partitions)
     new = [tp for tp in wanted if tp.topic in again or tp not in there]
     first = [tp for tp in wanted if tp not in set(new)]
-    found = catalog.beginnings(new) if new else {}
+    found = catalog.beginning_offsets(new) if new else {}
     if not first:
         return found
     refuse_partitions_not_read("startingOffsets", bound, there)
     return found | (
-        catalog.resolve(bound, first) if bound.kind != "committed" else catalog.starts_without_commit(first)
+        catalog.resolve_bound(bound, first) if bound.kind != "committed" else catalog.default_start_offsets(first)
     )
 
 
-def ignored_start_note(options: SourceOptions, found: Mapping[TopicPartition, Committed | None]) -> str | None:
+def ignored_start_note(options: SourceOptions, found: Mapping[TopicPartition, CommittedPosition | None]) -> str | None:
     """Return a note for the log that the group's committed offsets take precedence over `startingOffsets`.
 
     None if the group has none, or the query starts at `committed` anyway. For a query without a checkpoint.
@@ -181,7 +181,7 @@ def move_positions_into_logs(
             continue
         first = beginnings.get(tp)
         if first is None:
-            first = catalog.beginnings([tp]).get(tp, 0)
+            first = catalog.beginning_offsets([tp]).get(tp, 0)
         text = f"{tp} holds offsets {first} to {ends[tp]}, the query was at {at}: records are gone"
         if options.group_id is not None:
             text = f"{text} (kohort groups reset-offsets sets the group's offset anew while the query is down)"
@@ -204,7 +204,7 @@ class GroupOffsets:
     def __init__(
         self, options: SourceOptions, catalog: TopicCatalog, heard: Callable[[], bool] = lambda: False
     ) -> None:
-        """Set up the offsets; the query joins its group with the first `wait_assigned`.
+        """Set up the offsets; the query joins its group with the first `wait_assigned_partitions`.
 
         Args:
             options: the options of the source.
@@ -218,7 +218,7 @@ class GroupOffsets:
         self._taken: AssignedPartitions | None = None  # the partitions whose starts are known
         self._void: set[str] = set()  # re-created topics, whose positions no longer count
         self._done: dict[TopicPartition, CheckpointPosition] = {}  # offsets that this query has completed itself
-        self._found: Mapping[TopicPartition, Committed | None] = {}
+        self._found: Mapping[TopicPartition, CommittedPosition | None] = {}
         self._topics = TopicIds(catalog, strict=options.fail_on_data_loss)
         self._brought: dict[TopicPartition, int] = {}  # the checkpoint's positions, from another group or source
         self._from_kafka_source = False  # Spark's own source wrote the checkpoint, which precedes a group
@@ -231,7 +231,7 @@ class GroupOffsets:
         self._refreshed_at = 0.0
         self._noted = False
 
-    def resume(self, start: BatchOffset) -> None:
+    def resume_from_checkpoint(self, start: BatchOffset) -> None:
         """Continue from the positions in the checkpoint. Later calls do nothing."""
         self._resume(start)
 
@@ -246,10 +246,12 @@ class GroupOffsets:
         }
         self._from_kafka_source = (start if planned is None else planned).from_kafka_source
         self._resumed = self._restarted = True
-        self._done.update(start.reached())
-        self._topics.remember(start)
+        self._done.update(start.checkpoint_positions())
+        self._topics.remember_topic_ids(start)
 
-    def wait_assigned(self, previous: BatchOffset, positions: Mapping[TopicPartition, int]) -> AssignedPartitions:
+    def wait_assigned_partitions(
+        self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
+    ) -> AssignedPartitions:
         """Wait until the partitions to read are known; return them with the start of each.
 
         Raises:
@@ -281,7 +283,7 @@ class GroupOffsets:
             return AssignedPartitions(self._all_partitions())
         if self._group is None:
             self._group = self._join()
-        return self._group.wait_partitions()
+        return self._group.wait_assigned_partitions()
 
     def _join(self) -> GroupParticipation:
         self._look()  # a missing topic is an error before joining
@@ -297,7 +299,7 @@ class GroupOffsets:
 
     def _look(self) -> list[TopicPartition]:
         """Look up all existing partitions of the topics that the query's options choose."""
-        found = self._catalog.partitions(self._topics.known)
+        found = self._catalog.partitions(self._topics.known_topics)
         if self._there is None:
             self._there = frozenset(found)
         return found
@@ -336,7 +338,7 @@ class GroupOffsets:
         """
         group = self._group
         looked = sorted({*held.partitions, *self._brought})
-        self._found = self._topics.drop_recreated_offsets(group.committed(looked)) if group is not None else {}
+        self._found = self._topics.drop_recreated_offsets(group.committed_offsets(looked)) if group is not None else {}
         otherwise = (
             "leave group.id out" if self._from_kafka_source else "name the group that the checkpoint was written in"
         )
@@ -357,7 +359,7 @@ class GroupOffsets:
                 positions[tp] = at
         there = () if self._restarted else self._there or ()
         first = start_offsets_without_commit(unknown, self._catalog, self._bound, again=self._topics.again, there=there)
-        beginnings, ends = self._catalog.beginnings(held.partitions), self._catalog.ends(held.partitions)
+        beginnings, ends = self._catalog.beginning_offsets(held.partitions), self._catalog.end_offsets(held.partitions)
         if any(tp not in known for known in (beginnings, ends, positions | first) for tp in held.partitions):
             return None  # a topic was deleted meanwhile
         first = check_starts_in_log(first, beginnings, ends, self._catalog, self._options)
@@ -367,7 +369,7 @@ class GroupOffsets:
         if not self._claim(held, positions | self._positions_of_others(held), batch):
             return None
         self._brought.clear()
-        self._topics.settled({tp.topic for tp in positions})
+        self._topics.mark_positions_valid({tp.topic for tp in positions})
         self._restarted = self._restarted or bool(positions)
         return positions
 
@@ -380,7 +382,7 @@ class GroupOffsets:
             return {}
         others = [tp for tp in self._brought if tp not in held.partitions]
         left = {}
-        for tp in self._catalog.beginnings(others) if others else ():
+        for tp in self._catalog.beginning_offsets(others) if others else ():
             found, at = self._found.get(tp), self._brought[tp]
             if found is None or (self._from_kafka_source and found.offset < at):
                 left[tp] = at
@@ -433,7 +435,7 @@ class GroupOffsets:
         found = self._found.get(tp)
         return found is None or (found.stamp is not None and found.stamp.query == self._query)
 
-    def settle(
+    def move_into_logs(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return the positions `at`, with those outside their partition's log moved into it.
@@ -449,7 +451,7 @@ class GroupOffsets:
         is_bounded = options.max_offsets_per_trigger is not None or options.max_bytes_per_trigger is not None
         behind = [tp for tp, position in at.items() if position < ends.get(tp, 0)]
         looks = is_bounded and not options.fail_on_data_loss and behind
-        beginnings = self._catalog.beginnings(behind) if looks else {}
+        beginnings = self._catalog.beginning_offsets(behind) if looks else {}
         return move_positions_into_logs(at, beginnings, ends, self._catalog, options, same=self._topics.certain)
 
     def needs_start_in_checkpoint(self) -> bool:
@@ -459,9 +461,9 @@ class GroupOffsets:
         """
         return (self._group is None or not self._there) and self._bound.kind != "earliest"
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return whether the assignment is still valid; False if the group has rebalanced since, or is about to."""
-        return self._group is None or self._group.is_current(held)
+        return self._group is None or self._group.is_assignment_current(held)
 
     def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
         """Return whether the query owns all partitions that the group gives it, and waits for no other member.
@@ -486,7 +488,7 @@ class GroupOffsets:
 
     def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a completed batch, then release revoked partitions."""
-        self._done.update(batch.reached())
+        self._done.update(batch.checkpoint_positions())
         for tp in batch.spans:
             self._brought.pop(tp, None)
         if self._group is None:
@@ -502,13 +504,13 @@ class GroupOffsets:
 
     def _commit(self, group: GroupParticipation, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit a batch's ends without partitions that were deleted meanwhile, which the next check reports."""
-        ends = batch.ends()
+        ends = batch.end_offsets()
         while ends:
             try:
                 group.commit(ends, CommitOrigin(batch.query, batch.batch, batch.generation, batch.ids), timeout_ms)
                 return
             except NotFoundError:
-                now = self._catalog.present({tp.topic for tp in ends})
+                now = self._catalog.describe_existing({tp.topic for tp in ends})
                 there = {
                     tp: end
                     for tp, end in ends.items()
@@ -527,7 +529,7 @@ class GroupOffsets:
             text,
         )
 
-    def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
+    def replay_batch(self, start: BatchOffset, planned: BatchOffset) -> ReplayedBatch:
         """Begin again a batch that was planned and not finished; `plannedRanges` chooses which ranges are read again.
 
         Partitions of the other ranges continue at the group's offset, at whichever member owns them. The option does
@@ -536,13 +538,13 @@ class GroupOffsets:
         self._query = planned.query
         here = planned.batch == self._begun
         self._resume(start, planned)
-        another = self._topics.remember(planned)
+        another = self._topics.remember_topic_ids(planned)
         for tp in [tp for tp in self._done if tp.topic in another]:
             del self._done[tp]  # the previous batch ended in the deleted topic
         if self._options.group_id is None:
             self._present(AssignedPartitions(tuple(planned.spans)))
             readable = planned.with_ranges(self._readable(planned))
-            return Replay(readable, readable)
+            return ReplayedBatch(readable, readable)
         self._taken = None  # the starts are looked up again, even if the assignment is the same
         start = replace(start, query=planned.query)  # each run makes a new start for a first batch
         self._repeated = planned
@@ -564,7 +566,7 @@ class GroupOffsets:
                 planned.batch,
                 ", ".join(map(str, released)),
             )
-        return Replay(
+        return ReplayedBatch(
             BatchOffset(planned.query, planned.batch, planned.generation, kept, ids, planned.group),
             BatchOffset(planned.query, planned.batch, held.generation, ours, ids),
             {**at, **{tp: span.end for tp, span in ours.items()}},
@@ -585,12 +587,12 @@ class GroupOffsets:
         """
         at: Mapping[TopicPartition, int] = {}
         while True:
-            held = self.wait_assigned(start, at)
+            held = self.wait_assigned_partitions(start, at)
             at = held.starts
             readable = planned.with_ranges(self._readable(planned))
             kept = self._still_ours(readable, held, "owned" if here else self._options.planned_ranges)
             if (
-                self._mark_left(planned.with_ranges(self._topics.spans_of(planned)), kept, held)
+                self._mark_left(planned.with_ranges(self._topics.ranges_of_same_topics(planned)), kept, held)
                 and self.begin_batch(held, planned.batch)
                 and self.record_tasks_requested()
             ):
@@ -598,9 +600,9 @@ class GroupOffsets:
 
     def _readable(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of a planned batch whose topic and records still exist; report those that are lost."""
-        spans = self._topics.spans_of(planned)
+        spans = self._topics.ranges_of_same_topics(planned)
         ends = self._catalog.confirm_end_offsets(
-            {tp: span.end for tp, span in spans.items()}, self._catalog.ends(spans)
+            {tp: span.end for tp, span in spans.items()}, self._catalog.end_offsets(spans)
         )
         for tp, span in [*spans.items()]:
             if tp not in ends:
@@ -632,7 +634,7 @@ class GroupOffsets:
             return True
         left: dict[TopicPartition, int] = {}
         for tp, found in self._topics.drop_recreated_offsets(
-            group.committed([tp for tp in planned.spans if tp not in kept])
+            group.committed_offsets([tp for tp in planned.spans if tp not in kept])
         ).items():
             stamp = found.stamp if found is not None else None
             if found is None:

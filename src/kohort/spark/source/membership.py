@@ -25,10 +25,10 @@ from kohort.errors import (
 from kohort.ids import TopicId, TopicPartition
 from kohort.name_patterns import matching_names
 from kohort.spark.options import SourceOptions, client_settings
-from kohort.spark.source.batch_offset import CommitStamp, Committed
+from kohort.spark.source.batch_offset import CommitStamp, CommittedPosition
 from kohort.spark.source.offset_coordinator import AssignedPartitions
 from kohort.spark.source.progress import MemberProgress, Rebalances
-from kohort.spark.topic_pattern import topic_pattern
+from kohort.spark.topic_pattern import parse_topic_pattern
 
 if TYPE_CHECKING:
     from kohort.client.admin.values import GroupDescription, MemberDescription, Results
@@ -62,7 +62,7 @@ class GroupDescriber:
         self._lock = threading.Lock()
         self._client: ThreadClient | None = None
 
-    def request(self, timeout_ms: float = DESCRIBE_TIMEOUT_MS) -> Future[Results[str, GroupDescription]]:
+    def request_description(self, timeout_ms: float = DESCRIBE_TIMEOUT_MS) -> Future[Results[str, GroupDescription]]:
         """Request a description of the group from its coordinator."""
         from kohort.client.admin.groups import describe_consumer_groups
 
@@ -78,7 +78,7 @@ class GroupDescriber:
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
-            client.close(client.until_s(CLOSE_TIMEOUT_MS))
+            client.close(client.deadline_s(CLOSE_TIMEOUT_MS))
 
 
 class SubscriptionCheck:
@@ -104,7 +104,7 @@ class SubscriptionCheck:
             if not self._left or not mine:
                 return None
             if self._asked is None:
-                self._asked = self._describer.request()
+                self._asked = self._describer.request_description()
             if not self._asked.done():
                 return None
             description, self._asked = self._asked, None
@@ -194,7 +194,7 @@ def _same_subscription(me: MemberDescription, other: MemberDescription, pattern:
     if (me.subscription, me.subscription_regex or None) == (other.subscription, other.subscription_regex or None):
         return True
     if pattern is not None:
-        finds = topic_pattern(pattern).finds
+        finds = parse_topic_pattern(pattern).matches_topic
         same = other.subscription_regex == pattern
         return same or bool(other.subscription and all(map(finds, other.subscription)))
     return bool(other.subscription_regex and _may_find(other.subscription_regex, me.subscription or ()))
@@ -250,7 +250,7 @@ class CommitOrigin:
     generation: int
     ids: Mapping[str, TopicId]
 
-    def stamped(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
+    def with_commit_metadata(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, OffsetAndMetadata]:
         """Return the offsets with the query and batch as the commit's metadata."""
         return {
             tp: OffsetAndMetadata(offset, CommitStamp(self.query, self.batch, self.ids.get(tp.topic)).to_metadata())
@@ -266,14 +266,14 @@ class CommitOrigin:
 class GroupParticipation(Protocol):
     """An interface to a query's group: of a member (`SourceMembership`), or a client that only commits there."""
 
-    def wait_partitions(self) -> AssignedPartitions:
+    def wait_assigned_partitions(self) -> AssignedPartitions:
         """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
             TimedOutError: the wait exceeds `joinTimeoutMs`.
         """
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is still the assignment; False if the group has rebalanced since, or is about to."""
 
     def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
@@ -305,7 +305,7 @@ class GroupParticipation(Protocol):
             NotFoundError: a topic was deleted or re-created; nothing of it was committed.
         """
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedPosition | None]:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
 
     def member_progress(self) -> MemberProgress:
@@ -340,7 +340,7 @@ class SourceMembership:
             options.bootstrap_servers,
             str(options.group_id),
             topics=options.subscribe,
-            pattern=options.pattern_text(),
+            pattern=options.translated_pattern(),
             group_protocol=options.group_protocol,
             **client_settings(options) | NO_OFFSET_RESET,
         )
@@ -360,7 +360,7 @@ class SourceMembership:
         self._watch = threading.Thread(target=self._run, name="kohort-revocations", daemon=True)
         self._watch.start()
 
-    def wait_partitions(self) -> AssignedPartitions:
+    def wait_assigned_partitions(self) -> AssignedPartitions:
         """Wait until no rebalance is under way; return the partitions owned then.
 
         Raises:
@@ -390,7 +390,7 @@ class SourceMembership:
             return AssignedPartitions(tuple(assignment.partitions), assignment.generation)
         raise self._failure
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return whether `held` is from the last assignment, and that is still valid.
 
         A query may leave out partitions of an assignment, such as those of deleted topics. A generation continues while
@@ -427,7 +427,9 @@ class SourceMembership:
     def _is_given(self, expected: Collection[TopicPartition]) -> bool:
         try:
             group = (
-                self._describer.request(min(DESCRIBE_TIMEOUT_MS, self._limit_ms)).result().result(self._member.group_id)
+                self._describer.request_description(min(DESCRIBE_TIMEOUT_MS, self._limit_ms))
+                .result()
+                .result(self._member.group_id)
             )
         except KafkaError as error:
             if error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
@@ -513,7 +515,10 @@ class SourceMembership:
             if offsets:
                 ids = source.topic_ids_of(offsets)
                 self._member.commit(
-                    source.stamped(offsets), generation=source.generation, topic_ids=ids, timeout_ms=timeout_ms
+                    source.with_commit_metadata(offsets),
+                    generation=source.generation,
+                    topic_ids=ids,
+                    timeout_ms=timeout_ms,
                 )
         except (CommitFailedError, FencedError) as error:
             raise CommitFailedError(f"{error.message}; {self._advice(error)}", error.code) from error
@@ -549,7 +554,7 @@ class SourceMembership:
         """The longest time in ms that the query waits for its partitions."""
         return self._options.join_timeout_ms or self._bound.ms + JOIN_MARGIN_MS
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedPosition | None]:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._member.committed(list(partitions)))
 
@@ -689,7 +694,7 @@ class NonMemberClient:
     """A client that keeps a query's offsets in a group without joining: `assign` names its partitions."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self._held = AssignedPartitions(options.assigned())
+        self._held = AssignedPartitions(options.assigned_partitions())
         self._group = str(options.group_id)
         self._client = ThreadClient(
             client_config(
@@ -697,11 +702,11 @@ class NonMemberClient:
             )
         )
 
-    def wait_partitions(self) -> AssignedPartitions:
+    def wait_assigned_partitions(self) -> AssignedPartitions:
         """Return all partitions of `assign`."""
         return self._held
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return True: assigned partitions are never revoked."""
         return True
 
@@ -734,7 +739,12 @@ class NonMemberClient:
         try:
             self._client.call(
                 commit_offsets(
-                    cluster, self._group, source.stamped(offsets), GroupIdentity(), timeout_ms=timeout_ms, ids=ids
+                    cluster,
+                    self._group,
+                    source.with_commit_metadata(offsets),
+                    GroupIdentity(),
+                    timeout_ms=timeout_ms,
+                    ids=ids,
                 )
             )
         except CommitFailedError as error:
@@ -745,7 +755,7 @@ class NonMemberClient:
                 error.code,
             ) from error
 
-    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Committed | None]:
+    def committed_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, CommittedPosition | None]:
         """Return the group's committed offsets, each with the query and batch that its metadata names."""
         return _with_stamps(self._client.call(committed_offsets(self._client.cluster, self._group, partitions)))
 
@@ -754,13 +764,13 @@ class NonMemberClient:
         return MemberProgress()
 
     def close(self) -> None:
-        self._client.close(self._client.until_s(LEAVE_TIMEOUT_MS))
+        self._client.close(self._client.deadline_s(LEAVE_TIMEOUT_MS))
 
 
 def _with_stamps(
     found: Mapping[TopicPartition, OffsetAndMetadata | None],
-) -> dict[TopicPartition, Committed | None]:
+) -> dict[TopicPartition, CommittedPosition | None]:
     return {
-        tp: None if commit is None else Committed(commit.offset, CommitStamp.from_metadata(commit.metadata))
+        tp: None if commit is None else CommittedPosition(commit.offset, CommitStamp.from_metadata(commit.metadata))
         for tp, commit in found.items()
     }

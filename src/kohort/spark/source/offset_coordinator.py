@@ -72,7 +72,7 @@ class AssignedPartitions:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class ReplayedBatch:
     """A planned batch that begins again: an earlier run did not finish it, or this run abandoned it unread.
 
     Attributes:
@@ -93,10 +93,10 @@ class OffsetCoordinator(Protocol):
     while a batch runs, when the planning thread makes no calls.
     """
 
-    def resume(self, start: BatchOffset) -> None:
+    def resume_from_checkpoint(self, start: BatchOffset) -> None:
         """Read the checkpoint, once: `start` is the end of its last finished batch."""
 
-    def wait_assigned(
+    def wait_assigned_partitions(
         self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
     ) -> AssignedPartitions | None:
         """Wait until the partitions to read are known; return them with the start of each.
@@ -115,7 +115,7 @@ class OffsetCoordinator(Protocol):
             TimedOutError: the partitions to read are not known within `joinTimeoutMs`.
         """
 
-    def settle(
+    def move_into_logs(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return the positions `at`, with those outside their partition's log moved into it.
@@ -127,7 +127,7 @@ class OffsetCoordinator(Protocol):
     def needs_start_in_checkpoint(self) -> bool:
         """Return whether only the checkpoint stores a fresh query's start, so that an empty batch has to save it."""
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return whether the assignment `held` is still valid; False if it has changed since, or is about to."""
 
     def owns_whole_assignment(self, expected: Collection[TopicPartition]) -> bool:
@@ -156,7 +156,7 @@ class OffsetCoordinator(Protocol):
             KafkaError: the commit failed; the call may be repeated.
         """
 
-    def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
+    def replay_batch(self, start: BatchOffset, planned: BatchOffset) -> ReplayedBatch:
         """Begin a batch that an earlier run planned, or that was abandoned, and return the ranges to read again.
 
         Args:

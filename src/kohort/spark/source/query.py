@@ -43,7 +43,7 @@ def lag_report(
         generation: the group's generation; -1 without a group.
         group: the group's name; None: the query has no group.
         member_progress: the query's group membership.
-        chosen: the choice of topics, as `SourceOptions.chosen_topics` gives it.
+        chosen: the choice of topics, as `SourceOptions.topic_choice_text` gives it.
     """
     topics: dict[str, dict[str, dict[str, int]]] = {}
     for tp in sorted(ends):
@@ -204,10 +204,10 @@ class SourceQuery:
     def fix_end_offsets(self) -> None:
         """Fix the partitions' current end offsets as the end of the query: no later batch reads beyond them."""
         partitions = self._catalog.partitions(known=None)
-        self._fixed_ids = self._catalog.present({tp.topic for tp in partitions}).ids
-        self._fixed_ends = self._catalog.ends(partitions)
+        self._fixed_ids = self._catalog.describe_existing({tp.topic for tp in partitions}).ids
+        self._fixed_ends = self._catalog.end_offsets(partitions)
 
-    def finish(self, start: BatchOffset) -> None:
+    def commit_completed_batch(self, start: BatchOffset) -> None:
         """Finish the batch that ends at `start`, which Spark has completed: commit its offsets.
 
         Raises:
@@ -220,7 +220,7 @@ class SourceQuery:
             if self._running is not None:
                 self._end_running()
             elif start.batch:  # the first call after a restart
-                self._coordinator.resume(start)
+                self._coordinator.resume_from_checkpoint(start)
 
     def sink_done(self, end: BatchOffset) -> bool:
         """Commit a batch's offsets when its sink is done and the checkpoint has it; then release revoked partitions.
@@ -295,7 +295,7 @@ class SourceQuery:
             raise
         self._running = None
 
-    def plan(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
+    def plan_batch(self, start: BatchOffset, *, limited: bool) -> BatchOffset | None:
         """Return the next batch, or None if there is nothing to read now.
 
         Spark may end a query on None, so it is returned only if the assignment is still valid. With AvailableNow, also
@@ -314,12 +314,12 @@ class SourceQuery:
             self._warn_of_shared_state(held)
             spans = self._plan_ranges(held, limited=limited)
             if spans is not None:
-                due = any(span.offsets for span in spans.values())
+                due = any(span.offset_count for span in spans.values())
                 if due or (start.batch == 0 and self._coordinator.needs_start_in_checkpoint()):
                     if self._coordinator.begin_batch(held, start.batch + 1):
                         self._triggered_s = time.monotonic()
                         return self._batch_of(held, start, spans)
-                elif self._is_settled() and self._coordinator.is_current(held):
+                elif self._is_settled() and self._coordinator.is_assignment_current(held):
                     if not self._held_back:
                         self._triggered_s = time.monotonic()
                     return None
@@ -329,7 +329,7 @@ class SourceQuery:
     def _is_settled(self) -> bool:
         if self._fixed_ends is None:
             return True
-        present = self._catalog.present({tp.topic for tp in self._fixed_ends})
+        present = self._catalog.describe_existing({tp.topic for tp in self._fixed_ends})
         there = present.partitions.intersection(self._fixed_ends)  # nobody has partitions of a topic that was deleted
         return self._coordinator.owns_whole_assignment(
             {tp for tp in there if present.ids.get(tp.topic) == self._fixed_ids.get(tp.topic)}
@@ -337,10 +337,10 @@ class SourceQuery:
 
     def _plan_ranges(self, held: AssignedPartitions, *, limited: bool) -> dict[TopicPartition, OffsetRange] | None:
         """Return the ranges of a batch of the owned partitions; None if one of them no longer exists."""
-        self._ends = self._catalog.ends(held.partitions)
+        self._ends = self._catalog.end_offsets(held.partitions)
         if len(self._ends) != len(held.partitions):
             return None
-        self._positions = self._coordinator.settle(held, self._positions, self._ends)
+        self._positions = self._coordinator.move_into_logs(held, self._positions, self._ends)
         available = {tp: max(0, self._limit(tp) - self._positions[tp]) for tp in held.partitions}
         shares = self._admit(available) if limited else available
         return {tp: OffsetRange(self._positions[tp], self._positions[tp] + shares[tp]) for tp in held.partitions}
@@ -366,7 +366,7 @@ class SourceQuery:
 
     def _hold(self, start: BatchOffset) -> AssignedPartitions | None:
         """Wait for the partitions to read and their start offsets; return None if a region allows no batch now."""
-        held = self._coordinator.wait_assigned(start, self._positions)
+        held = self._coordinator.wait_assigned_partitions(start, self._positions)
         if held is not None:
             for tp in [tp for tp in self._sizes if held.ids.get(tp.topic) != self._ids.get(tp.topic)]:
                 del self._sizes[tp]
@@ -413,10 +413,10 @@ class SourceQuery:
             sample.batches_ago += 1
             if count and sample.batches_ago > RESAMPLE_BATCHES:
                 start = self._positions[tp]
-                sample.add(self._catalog.bytes_per_record(tp, start, start + count, self._ids.get(tp.topic)))
+                sample.add(self._catalog.mean_record_bytes(tp, start, start + count, self._ids.get(tp.topic)))
         return {tp: max(1.0, self._sizes[tp].mean) for tp in available}
 
-    def replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
+    def ranges_to_replay(self, start: BatchOffset, planned: BatchOffset) -> BatchOffset:
         """Return the ranges to read of a batch: all of it if it runs, otherwise those that the coordinator gives."""
         with self._ending:
             running = self._running
@@ -424,20 +424,20 @@ class SourceQuery:
                 return self._given
             self._running = None
         self.identity, self._batch = planned.query, start.batch
-        repeated = self._coordinator.replay(start, planned)
+        repeated = self._coordinator.replay_batch(start, planned)
         self._positions = dict(repeated.starts)
         self._begin_running(repeated.running, planned)
         self._given = repeated.batch
         return repeated.batch
 
-    def report(self) -> dict[str, Any] | None:
+    def progress_report(self) -> dict[str, Any] | None:
         """Return the query's positions and the ends of its partitions, for Spark's progress."""
         if not self._ends:
             return None
         generation = self._held.generation if self._held else -1
         options, member_progress = self._options, self._coordinator.member_progress()
         return lag_report(
-            self._positions, self._ends, generation, options.group_id, member_progress, options.chosen_topics()
+            self._positions, self._ends, generation, options.group_id, member_progress, options.topic_choice_text()
         )
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 
 from kohort.errors import InvalidInputError
 from kohort.spark.options import SourceOptions, parse_options
-from kohort.spark.source.single_reader_lock import Load, ReaderLock
-from kohort.spark.topic_pattern import topic_pattern
+from kohort.spark.source.single_reader_lock import LoadCall, ReaderLock
+from kohort.spark.topic_pattern import parse_topic_pattern
 
 RELATION = "StreamingRelationV2"
 """The leaf of Spark's plan that stands for one `load()` of a stream."""
@@ -42,7 +42,7 @@ def sources_in_plan(plan: Any) -> list[dict[str, str]]:
     return [dict(leaf.extraOptions().asCaseSensitiveMap()) for leaf in found] if len(found) > 1 else []
 
 
-def read_twice(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def find_double_reads(loads: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the options of those sources (`load()`s) of a query that read a topic in the same group as another.
 
     Sources with invalid options are left out: they fail by themselves.
@@ -70,7 +70,7 @@ def _overlap(first: SourceOptions, second: SourceOptions) -> bool:
         return not _are_disjoint(first.subscribe_pattern, second.subscribe_pattern)
     for pattern, topics in ((first, second), (second, first)):
         if pattern.subscribe_pattern is not None:
-            finds = topic_pattern(pattern.subscribe_pattern).finds
+            finds = parse_topic_pattern(pattern.subscribe_pattern).matches_topic
             return any(finds(topic) for topic in topics.subscribe or ())
     return bool(set(first.subscribe or ()) & set(second.subscribe or ()))
 
@@ -99,11 +99,11 @@ def _brokers(options: SourceOptions) -> frozenset[str]:
     return frozenset(address.strip() for address in options.bootstrap_servers.split(","))
 
 
-def _name(load: Load) -> str:
+def _name(load: LoadCall) -> str:
     return f"twice-{load.likeness}"
 
 
-def refuse_read_twice(load: Load, options: SourceOptions) -> None:
+def refuse_read_twice(load: LoadCall, options: SourceOptions) -> None:
     """Refuse a source if another source of its query reads one of its topics in the same group.
 
     Raises:
@@ -120,7 +120,7 @@ def refuse_read_twice(load: Load, options: SourceOptions) -> None:
     )
 
 
-class ReadTwice:
+class DoubleReads:
     """The running queries that read a topic twice in one group, recorded so that their sources refuse to start.
 
     A locked file tells each source's process; the name is derived from the options of its `load()`.
@@ -131,13 +131,13 @@ class ReadTwice:
         self._claims: dict[str, ReaderLock] = {}  # by name; a restarted run has the names of its predecessor
         self._runs: dict[str, set[str]] = {}
 
-    def started(self, run: str, loads: Iterable[Mapping[str, str]]) -> None:
+    def mark_run_sources(self, run: str, loads: Iterable[Mapping[str, str]]) -> None:
         """Mark the sources of a run that read a topic twice, so that they refuse to start.
 
         Raises:
             OSError: files can't be locked here.
         """
-        names = {_name(Load.of(raw)) for raw in read_twice(list(loads))}
+        names = {_name(LoadCall.from_options(raw)) for raw in find_double_reads(list(loads))}
         if not names:
             return
         with self._lock:
@@ -147,7 +147,7 @@ class ReadTwice:
                 if claim is not None:
                     self._claims[name] = claim
 
-    def terminated(self, run: str) -> None:
+    def forget_run(self, run: str) -> None:
         """Forget a run that has ended, and unlock the lock files of its sources, unless another run marks them too."""
         with self._lock:
             names = self._runs.pop(run, set())

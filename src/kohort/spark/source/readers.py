@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from kohort.spark.source.catalog import TopicCatalog
     from kohort.spark.source.offset_coordinator import OffsetCoordinator
     from kohort.spark.source.query import SourceQuery
-    from kohort.spark.source.single_reader_lock import Load, LoadLocks
+    from kohort.spark.source.single_reader_lock import LoadCall, LoadLocks
     from kohort.spark.values.decoding import Values
     from kohort.spark.values.types import Column
 
@@ -101,8 +101,8 @@ def plan_tasks(
     With `min_partitions` there are at least so many tasks, if there are enough records; with `max_records` no task has
     more records. Without these options ranges are not split, and small ones share a task.
     """
-    full = [(tp, span) for tp, span in spans if span.offsets > 0]
-    total = sum(span.offsets for _, span in full)
+    full = [(tp, span) for tp, span in spans if span.offset_count > 0]
+    total = sum(span.offset_count for _, span in full)
     piece = max_records or total
     if min_partitions is not None and total:
         piece = min(piece, max(1, total // min_partitions))
@@ -115,8 +115,8 @@ def plan_tasks(
 
 
 def _pieces(span: OffsetRange, piece: int) -> list[OffsetRange]:
-    count = -(-span.offsets // piece)
-    edges = [span.start + span.offsets * index // count for index in range(count + 1)]
+    count = -(-span.offset_count // piece)
+    edges = [span.start + span.offset_count * index // count for index in range(count + 1)]
     return [OffsetRange(low, high) for low, high in pairwise(edges)]
 
 
@@ -124,11 +124,11 @@ def _shared(slices: list[TaskRange]) -> list[ReadTask]:
     tasks: list[list[TaskRange]] = []
     size = SMALL_TASK
     for part in slices:
-        if size + part.span.offsets > SMALL_TASK or not tasks:
+        if size + part.span.offset_count > SMALL_TASK or not tasks:
             tasks.append([])
             size = 0
         tasks[-1].append(part)
-        size += part.span.offsets
+        size += part.span.offset_count
     return [ReadTask(tuple(task)) for task in tasks]
 
 
@@ -142,7 +142,7 @@ READERS_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TaskReader:
     """The settings of the Spark tasks that read ranges, as plain values that are pickled to the workers.
 
     Attributes:
@@ -160,14 +160,14 @@ class Reading:
     values: Values | None = None
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         servers: str,
         settings: Mapping[str, Any],
         columns: Sequence[str],
         fail_on_data_loss: bool,
         values: Values | None = None,
-    ) -> Reading:
+    ) -> TaskReader:
         return cls(servers, tuple(sorted(settings.items())), tuple(columns), fail_on_data_loss, values)
 
     def _fetched(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class Reading:
             log.warning("records lost: %s", text)
 
 
-_ReaderKey: TypeAlias = tuple[int, Reading, tuple[str, ...]]
+_ReaderKey: TypeAlias = tuple[int, TaskReader, tuple[str, ...]]
 _readers: dict[_ReaderKey, RangeReader] = {}
 """The readers of this process that no task uses now; the process id keeps a fork from using its parent's sockets."""
 
@@ -245,7 +245,7 @@ def _fetch_bytes(settings: Mapping[str, Any]) -> int:
     return min(share, int(settings.get("fetch.max.bytes", share)))
 
 
-def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> pa.RecordBatch:
+def _with_columns(batch: pa.RecordBatch, reading: TaskReader, part: TaskRange) -> pa.RecordBatch:
     """Return a batch with the exact columns and types that Spark expects."""
     typed: dict[str, Column] = {}
     if reading.values is None:
@@ -255,7 +255,7 @@ def _with_columns(batch: pa.RecordBatch, reading: Reading, part: TaskRange) -> p
     else:
         schema = arrow_schema(reading.columns, reading.values.kind)
         offsets = batch.column("offset")
-        typed["value"], typed[BAD_VALUE], typed[BAD_REASON] = reading.values.typed(
+        typed["value"], typed[BAD_VALUE], typed[BAD_REASON] = reading.values.decode_values(
             batch.column("value"), lambda row: f"{part.partition} at offset {offsets[row].as_py()}"
         )
     facts = {"generation": part.generation, "rangeStart": part.whole.start, "rangeEnd": part.whole.end}
@@ -300,16 +300,16 @@ class SigtermHandler:
         self._raises = True
         self._logged = False
 
-    def install(self) -> None:
+    def install_handler(self) -> None:
         """Install the handler of SIGTERM; does nothing outside the main thread."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._exit)
 
-    def begin(self) -> None:
+    def begin_stop(self) -> None:
         """Record that the reader's `stop` runs now: SIGTERM must not interrupt it any more."""
         self._begun.set()
 
-    def end(self) -> None:
+    def end_stop(self) -> None:
         """End the process after the reader's `stop`, if Spark has ended the query.
 
         Otherwise the log would have a traceback: Spark's runner would report the SystemExit to the JVM, or write to a
@@ -361,7 +361,7 @@ class ParentWatch:
         """Whether the parent has ended, and no more messages about the query will come."""
         return os.getppid() != self._parent
 
-    def end(self) -> None:
+    def stop_watching(self) -> None:
         self._ended.set()
 
     def _run(self) -> None:
@@ -395,9 +395,9 @@ def batch_read_ranges(catalog: TopicCatalog, starting: ReadBound, ending: ReadBo
     every = catalog.partitions()
     refuse_partitions_not_read("startingOffsets", starting, every)
     refuse_partitions_not_read("endingOffsets", ending, every)
-    ids = catalog.present({tp.topic for tp in every}).ids
-    starts, ends = catalog.resolve(starting, every), catalog.resolve(ending, every)
-    first, last = catalog.beginnings(every), catalog.ends(every)
+    ids = catalog.describe_existing({tp.topic for tp in every}).ids
+    starts, ends = catalog.resolve_bound(starting, every), catalog.resolve_bound(ending, every)
+    first, last = catalog.beginning_offsets(every), catalog.end_offsets(every)
     spans: dict[TopicPartition, OffsetRange] = {}
     for tp in every:
         if not all(tp in found for found in (starts, ends, first, last)):
@@ -414,8 +414,8 @@ def batch_read_ranges(catalog: TopicCatalog, starting: ReadBound, ending: ReadBo
                 report_lost_records(f"{name} asks for offset {at} of {held}", "reads what is there", strict=False)
         if starting.is_explicit_for(tp) and ending.is_explicit_for(tp) and start > end:
             raise InvalidInputError(
-                f"the start of the read is behind its end: {starting.option('starting')} asks for offset {start} of "
-                f"{tp}, {ending.option('ending')} for {end}, which is less"
+                f"the start of the read is behind its end: {starting.option_name('starting')} asks for offset {start} "
+                f"of {tp}, {ending.option_name('ending')} for {end}, which is less"
             )
         start, end = min(start, last[tp]), min(end, last[tp])
         if start < min(first[tp], end):
@@ -442,9 +442,9 @@ def _tasks_of(batch: BatchOffset, options: SourceOptions) -> list[InputPartition
     )
 
 
-def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> Reading:
+def _reading(options: SourceOptions, columns: tuple[str, ...], values: Values | None) -> TaskReader:
     settings = client_settings(options)
-    return Reading.of(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
+    return TaskReader.from_settings(options.bootstrap_servers, settings, columns, options.fail_on_data_loss, values)
 
 
 class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -460,7 +460,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         address: ChannelAddress | None = None,
         values: Values | None = None,
         *,
-        load: Load,
+        load: LoadCall,
     ) -> None:
         """Set up the reader; nothing is connected.
 
@@ -497,7 +497,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             from kohort.spark.source.query import SourceQuery
 
             self._ending = SigtermHandler()
-            self._ending.install()
+            self._ending.install_handler()
             self._watch = ParentWatch()
             self._watch.start()
             self._claim_query()
@@ -544,7 +544,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with contextlib.suppress(OSError):  # files can't be locked here; LoadLocks logs a warning
                 refuse_read_twice(self._load, self._options)
             self._load_lock = self._load_lock or LoadLocks()
-            self._load_lock.claim(self._load, group, ids_differ=self._address is not None)
+            self._load_lock.lock_load(self._load, group, ids_differ=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a query's first offset, which has only its identity: its start depends on its later assignment."""
@@ -584,8 +584,8 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         done = self._finished(start)
         query = self._driver(done.query)
-        query.finish(done)
-        planned = query.plan(done, limited=not isinstance(limit, ReadAllAvailable))
+        query.commit_completed_batch(done)
+        planned = query.plan_batch(done, limited=not isinstance(limit, ReadAllAvailable))
         return start if planned is None else planned.to_json()
 
     def _finished(self, offset: dict[str, Any]) -> BatchOffset:
@@ -623,7 +623,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return query is not None and query.sink_done(BatchOffset.from_json(json.loads(end)))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return self._query.report() if self._query is not None else None
+        return self._query.progress_report() if self._query is not None else None
 
     @show_reason_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -631,7 +631,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start == end:
             return []
         before, planned = self._planned(start, end)
-        batch = self._driver(planned.query).replay(before, planned)
+        batch = self._driver(planned.query).ranges_to_replay(before, planned)
         return _tasks_of(batch, self._options)
 
     @show_reason_first_each
@@ -642,7 +642,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Leave the group; Spark calls this only because `SigtermHandler` lets its runner end in order."""
         if self._ending is not None:
-            self._ending.begin()
+            self._ending.begin_stop()
         query = self._query
         if self._receiver is not None:
             if query is not None and self._watch is not None and not self._watch.is_orphaned:
@@ -654,9 +654,9 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._load_lock is not None:
             self._load_lock.release()
         if self._watch is not None:
-            self._watch.end()
+            self._watch.stop_watching()
         if self._ending is not None:
-            self._ending.end()
+            self._ending.end_stop()
 
 
 class KohortReader(DataSourceReader):

@@ -13,7 +13,7 @@ from kohort.spark.driver_channel import Message
 from kohort.spark.options import SourceOptions
 from kohort.spark.source.batch_offset import BatchOffset
 from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_lost_records
-from kohort.spark.source.offset_coordinator import AssignedPartitions, Replay
+from kohort.spark.source.offset_coordinator import AssignedPartitions, ReplayedBatch
 from kohort.spark.source.progress import MemberProgress
 from kohort.spark.source_sessions import (
     IDLE_MS,
@@ -23,7 +23,7 @@ from kohort.spark.source_sessions import (
     IdleState,
     LostRange,
     LostRecords,
-    topic_ids,
+    topic_ids_by_name,
 )
 from kohort.spark.topic_pattern import INTERNAL_TOPICS
 
@@ -77,10 +77,10 @@ class RegionOffsets:
         self._known: tuple[int, float] | None = None  # version without a batch so far, and its time
         self._present, self._looked_at, self._looked_for = PresentTopics(), float("-inf"), frozenset[str]()
 
-    def resume(self, start: BatchOffset) -> None:
+    def resume_from_checkpoint(self, start: BatchOffset) -> None:
         """Do nothing: the checkpoint is another run's, and the driver program knows where to start."""
 
-    def wait_assigned(
+    def wait_assigned_partitions(
         self, previous: BatchOffset, positions: Mapping[TopicPartition, int]
     ) -> AssignedPartitions | None:
         """Return the assigned partitions of existing topics; None while no batch may be planned.
@@ -105,7 +105,7 @@ class RegionOffsets:
             tuple(parts),
             handed.generation,
             {tp: self._reached[part.assignment_version] for tp, part in parts.items()},
-            topic_ids(parts.values()),
+            topic_ids_by_name(parts.values()),
             handed.epoch,
             {tp: part.assignment_version for tp, part in parts.items()},
             handed.version,
@@ -171,7 +171,7 @@ class RegionOffsets:
     def _look(self, topics: frozenset[str]) -> PresentTopics:
         now = time.monotonic()
         if topics and (now - self._looked_at >= LOOK_S or not topics <= self._looked_for):
-            self._present, self._looked_at, self._looked_for = self._catalog.present(topics), now, topics
+            self._present, self._looked_at, self._looked_for = self._catalog.describe_existing(topics), now, topics
         return self._present
 
     def _report_gone(self, gone: list[AssignmentReplyPart], present: PresentTopics) -> None:
@@ -201,7 +201,7 @@ class RegionOffsets:
         self._send(LostRecords(text, strict, tuple(parts)).to_message(self._session))
         report_lost_records(text, remedy, strict=strict)
 
-    def settle(
+    def move_into_logs(
         self, held: AssignedPartitions, at: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
         """Return the positions `at`, with those outside their partition's log moved into it.
@@ -214,10 +214,10 @@ class RegionOffsets:
         """
         ends = self._catalog.confirm_end_offsets({tp: at[tp] for tp in held.partitions}, ends)
         fresh = [tp for tp in held.partitions if held.assignment_versions[tp] not in self._checked]
-        beginnings = self._catalog.beginnings(fresh) if fresh else {}
+        beginnings = self._catalog.beginning_offsets(fresh) if fresh else {}
         there = [tp for tp in held.partitions if tp in ends]
         outside = [tp for tp in there if not beginnings.get(tp, 0) <= at[tp] <= ends[tp]]
-        beginnings |= self._catalog.beginnings(tp for tp in outside if tp not in beginnings)
+        beginnings |= self._catalog.beginning_offsets(tp for tp in outside if tp not in beginnings)
         outside = [tp for tp in outside if tp in beginnings]  # otherwise deleted meanwhile; the next check reports it
         settled = dict(at)
         lost: list[LostRange] = []
@@ -240,7 +240,7 @@ class RegionOffsets:
         """Return False: the region stores where its queries start."""
         return False
 
-    def is_current(self, held: AssignedPartitions) -> bool:
+    def is_assignment_current(self, held: AssignedPartitions) -> bool:
         """Return True: a change of the assignment comes with the driver program's next answer."""
         return True
 
@@ -265,7 +265,7 @@ class RegionOffsets:
         del timeout_ms
         self._send(self._request("end", batch=batch.batch) | {"number": NOBODY_WAITS})
 
-    def replay(self, start: BatchOffset, planned: BatchOffset) -> Replay:
+    def replay_batch(self, start: BatchOffset, planned: BatchOffset) -> ReplayedBatch:
         """Refuse to repeat a batch: a run of a region begins with a checkpoint folder of finished batches.
 
         Raises:

@@ -39,7 +39,7 @@ REMEDY = (
 )
 
 
-def folder() -> Path:
+def lock_folder() -> Path:
     """Return this user's folder for locks.
 
     Raises:
@@ -66,7 +66,7 @@ class ReaderLock:
         Raises:
             OSError: files can't be locked here.
         """
-        path = folder() / f"{name}.lock"
+        path = lock_folder() / f"{name}.lock"
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -86,7 +86,7 @@ class ReaderLock:
             OSError: files can't be locked here.
         """
         try:
-            descriptor = os.open(folder() / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            descriptor = os.open(lock_folder() / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         except FileNotFoundError:
             return False
         try:
@@ -112,7 +112,7 @@ def _same(path: Path, descriptor: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadCall:
     """One `load()` of a DataFrame, which only one query may read.
 
     Attributes:
@@ -124,7 +124,7 @@ class Load:
     likeness: str
 
     @classmethod
-    def of(cls, raw: Mapping[str, str]) -> Load:
+    def from_options(cls, raw: Mapping[str, str]) -> LoadCall:
         """Make the record of a new `load()` with these options, as Spark passes them."""
         options = sorted((name.lower(), value) for name, value in raw.items() if not is_secret(name))
         return cls(uuid.uuid4().hex, hashlib.sha256(json.dumps(options).encode()).hexdigest()[:32])
@@ -136,7 +136,7 @@ class LoadLocks:
     def __init__(self) -> None:
         self._locks: list[ReaderLock] = []
 
-    def claim(self, load: Load, group: str, *, ids_differ: bool) -> None:
+    def lock_load(self, load: LoadCall, group: str, *, ids_differ: bool) -> None:
         """Lock a `load()` for this query, so that no other query reads it.
 
         Args:
@@ -170,7 +170,7 @@ class LoadLocks:
                 error,
             )
 
-    def _warn_of_equal_options(self, group: str, load: Load) -> None:
+    def _warn_of_equal_options(self, group: str, load: LoadCall) -> None:
         claim = ReaderLock.acquire(f"options-{load.likeness}")
         if claim is not None:
             self._locks.append(claim)

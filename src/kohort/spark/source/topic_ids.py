@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from kohort.ids import TopicId, TopicPartition
-from kohort.spark.source.batch_offset import BatchOffset, Committed, OffsetRange
+from kohort.spark.source.batch_offset import BatchOffset, CommittedPosition, OffsetRange
 from kohort.spark.source.catalog import PresentTopics, TopicCatalog, report_lost_records
 
 
@@ -34,11 +34,11 @@ class TopicIds:
         self._watched: set[str] = set()  # topics of the checkpoint, then of the last assignment: their loss is reported
 
     @property
-    def known(self) -> set[str]:
+    def known_topics(self) -> set[str]:
         """The names of topics that the query has known to exist."""
         return self._watched | self.gone
 
-    def remember(self, offset: BatchOffset) -> set[str]:
+    def remember_topic_ids(self, offset: BatchOffset) -> set[str]:
         """Remember the topic ids of a checkpoint's offsets.
 
         Returns:
@@ -51,7 +51,7 @@ class TopicIds:
         self._watched |= {tp.topic for tp in offset.spans}
         return another
 
-    def settled(self, topics: set[str]) -> None:
+    def mark_positions_valid(self, topics: set[str]) -> None:
         """Record that the query has valid positions in all its partitions of these topics, also of re-created ones."""
         self.again -= topics
         self.certain |= topics & self.ids.keys()
@@ -66,7 +66,7 @@ class TopicIds:
             OffsetError: a topic that the query has read was deleted or re-created, if that is an error.
         """
         held = set(topics)
-        present = self._catalog.present(held | self._watched)
+        present = self._catalog.describe_existing(held | self._watched)
         void: set[str] = set()
         for topic in sorted(held | self._watched):
             if topic not in present.present_topics:
@@ -113,8 +113,8 @@ class TopicIds:
         return f" (id {self.ids[topic]})" if topic in self.ids else ""
 
     def drop_recreated_offsets(
-        self, found: Mapping[TopicPartition, Committed | None]
-    ) -> dict[TopicPartition, Committed | None]:
+        self, found: Mapping[TopicPartition, CommittedPosition | None]
+    ) -> dict[TopicPartition, CommittedPosition | None]:
         """Return the group's committed offsets; None instead of one that belongs to an earlier topic of the same name.
 
         Raises:
@@ -136,7 +136,7 @@ class TopicIds:
         """Return the ids of these partitions' topics, as far as they are known."""
         return {topic: self.ids[topic] for topic in sorted({tp.topic for tp in partitions}) if topic in self.ids}
 
-    def spans_of(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
+    def ranges_of_same_topics(self, planned: BatchOffset) -> dict[TopicPartition, OffsetRange]:
         """Return the ranges of an earlier run's batch whose topics are still the same."""
         return {
             tp: span

@@ -34,7 +34,7 @@ class ValueEncoding:
     message: str = ""
 
     @classmethod
-    def registered(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
+    def register_schema(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
         """Register the schema of the column `value` in the schema registry, and return its encoding.
 
         Raises:
@@ -65,7 +65,7 @@ class ValueEncoding:
 
     @classmethod
     def _registered_protobuf(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
-        from kohort.schema_registry.protobuf_schemas import compiled
+        from kohort.schema_registry.protobuf_schemas import compile_protobuf
         from kohort.schema_registry.registry import SchemaRegistry
 
         assert options.schema_registry_url is not None
@@ -74,14 +74,14 @@ class ValueEncoding:
         if found is not None and found.kind != "PROTOBUF":
             raise InvalidInputError(f"the newest schema of {subject} is of the kind {found.kind}, and not PROTOBUF")
         text, imports = (options.value_schema or "", ()) if found is None else (found.text, found.imports)
-        schema = compiled(text, imports, "valueSchema" if found is None else f"the newest schema of {subject}")
+        schema = compile_protobuf(text, imports, "valueSchema" if found is None else f"the newest schema of {subject}")
         message = schema.message_named(options.value_message)
         schema.indexes_of(message)
         check_columns(kind, message)
         number = registry.register(subject, text, "PROTOBUF") if found is None else found.id
         return cls("protobuf", schema.descriptor_set_text(), number, str(message.full_name))
 
-    def encoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def encode_values(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch whose column `value` is bytes; null stays null.
 
         Raises:

@@ -39,7 +39,7 @@ class InterpreterChoice(NamedTuple):
     warning: str | None = None
 
 
-def choose(master: str, set_to: str | None, own: str) -> InterpreterChoice:
+def choose_interpreter(master: str, set_to: str | None, own: str) -> InterpreterChoice:
     """Choose the interpreter of a session's workers.
 
     Args:
@@ -104,7 +104,7 @@ def use_this_python(spark: SparkSession) -> None:
             log.warning("Spark's workers run another Python than this program: %s", warning)
         return
     default = os.environ.get(VARIABLE) is None and context.pythonExec == "python3"
-    choice = choose(context.master, None if default else context.pythonExec, sys.executable)
+    choice = choose_interpreter(context.master, None if default else context.pythonExec, sys.executable)
     if choice.warning is not None:
         log.warning("Spark's workers may run another Python than this program: %s", choice.warning)
     if choice.python is not None:

@@ -53,7 +53,7 @@ _HEADERS = "array<struct<key: string, value: binary>>"
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class TaskWriter:
     """The settings of writing tasks, as plain values that are pickled to the workers.
 
     Attributes:
@@ -71,7 +71,7 @@ class Writing:
     encoding: ValueEncoding | None = None
 
     @classmethod
-    def of(cls, options: SinkOptions, schema: StructType) -> Writing:
+    def from_options(cls, options: SinkOptions, schema: StructType) -> TaskWriter:
         """Make the settings from the sink's options and the schema of its rows.
 
         A column `timestamp` of another type than a time is not sent, and is added to `options.ignored`. Spark's own
@@ -111,7 +111,7 @@ class Writing:
         if options.value_format is not None:
             from kohort.spark.tasks.encoding import ValueEncoding
 
-            encoding = ValueEncoding.registered(options, found["value"])
+            encoding = ValueEncoding.register_schema(options, found["value"])
         return cls(options.bootstrap_servers, settings, options.topic, frozenset(found), encoding)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> int:
@@ -140,7 +140,7 @@ class Writing:
         for batch in batches:
             rows += batch.num_rows
             if self.encoding is not None:
-                batch = self.encoding.encoded(batch)
+                batch = self.encoding.encode_values(batch)
             for topic, part in self._by_topic(batch):
                 for piece, names in self._rows_by_partition(part):
                     unsettled.append(_sent(producer, topic, piece, names))
@@ -234,11 +234,11 @@ _producers: dict[_Key, Producer] = {}
 """The producers of this process; the process id keeps a fork from using its parent's sockets."""
 
 
-def _key(writing: Writing) -> _Key:
+def _key(writing: TaskWriter) -> _Key:
     return (os.getpid(), writing.bootstrap_servers, writing.settings)
 
 
-def _producer(writing: Writing) -> Producer:
+def _producer(writing: TaskWriter) -> Producer:
     key = _key(writing)
     found = _producers.pop(key, None)
     if found is None:

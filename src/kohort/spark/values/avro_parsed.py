@@ -176,7 +176,7 @@ def adapt_reader_schema(reader: Schema, writer: Schema) -> Schema:
         reader: the schema of the declared type, as `avro_schema_of` makes it: each type is defined where it is used.
         writer: the writer's schema, checked by `node_of`.
     """
-    made: Schema = _Adaptation(writer).part(reader, writer, "")
+    made: Schema = _Adaptation(writer).adapt_part(reader, writer, "")
     return made
 
 
@@ -187,7 +187,7 @@ class _Adaptation:
         self._numbers = count()
         self._named_types = dict(_definitions(writer, ""))
 
-    def part(self, reader: Any, writer: Any, space: str) -> Any:
+    def adapt_part(self, reader: Any, writer: Any, space: str) -> Any:
         """Return a part of the reader's schema, adapted to the writer's type in the same place.
 
         Args:
@@ -196,7 +196,7 @@ class _Adaptation:
             space: the namespace of names in the writer's type.
         """
         if isinstance(reader, list):
-            return [branch if branch == "null" else self.part(branch, writer, space) for branch in reader]
+            return [branch if branch == "null" else self.adapt_part(branch, writer, space) for branch in reader]
         writer, space = self._definition(writer, space)
         kind, written = _kind_of(reader), _kind_of(writer)
         if kind == "record":
@@ -204,7 +204,7 @@ class _Adaptation:
         for container, items in (("array", "items"), ("map", "values")):
             if kind == container:
                 part = writer[items] if written == container else None
-                return {"type": container, items: self.part(reader[items], part, space)}
+                return {"type": container, items: self.adapt_part(reader[items], part, space)}
         if written == "fixed" and kind in ("fixed", "bytes"):
             return {"type": "fixed", "name": self._name_like(writer["name"]), "size": writer["size"]}
         if written == "enum" and kind == "string":
@@ -217,7 +217,7 @@ class _Adaptation:
         written = {} if writer is None else {field["name"]: field["type"] for field in writer["fields"]}
         fields = []
         for field in reader["fields"]:
-            made = {"name": field["name"], "type": self.part(field["type"], written.get(field["name"]), space)}
+            made = {"name": field["name"], "type": self.adapt_part(field["type"], written.get(field["name"]), space)}
             if isinstance(field["type"], list) and field["name"] not in written:
                 made["default"] = None
             fields.append(made)

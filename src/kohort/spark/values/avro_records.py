@@ -25,17 +25,17 @@ from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.values.avro_parsed import adapt_reader_schema, parse_for_fastavro
 from kohort.spark.values.avro_schema import (
     ArrayNode,
-    Leaf,
+    LeafNode,
     MapNode,
     Node,
     RecordNode,
     SkippedNode,
-    differences,
     is_ms_read_as_us,
-    node_of,
-    schema_of,
+    misread_numbers,
+    parse_avro_schema,
+    schema_to_node,
 )
-from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size
+from kohort.spark.values.isolate import VALUE_BYTES, ConvertedParts, check_value_size
 from kohort.spark.values.types import Column, Kind
 
 _SCHEMAS = 1_000
@@ -105,14 +105,14 @@ class AvroDecoder:
             registry: the URL of a schema registry, for the same.
             of_ddl: whether the type was declared in DDL, so that the schema has names of no meaning.
         """
-        text = schema_of(schema)
+        text = parse_avro_schema(schema)
         self._text, self._of_ddl = text, of_ddl
         self._schema = parse_for_fastavro(text)
         from fastavro import schemaless_reader
 
         self.type = kind
         self._read: Callable[..., Any] = schemaless_reader
-        self._node = node_of(text)
+        self._node = schema_to_node(text)
         self._plain = _plain_type(self._node)
         self._repair = _repair(self._node)
         self._name = writer_schemas
@@ -121,13 +121,13 @@ class AvroDecoder:
             self._schema_of = _from_registry(registry)
         self._written: dict[int, _WriterSchema] = {}
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode every value as the declared type.
 
         Args:
             values: binary values; a null stays null.
         """
-        parts = Parts(self.type, len(values))
+        parts = ConvertedParts(self.type, len(values))
         found: list[Any] = []
         for row, value in enumerate(values.to_pylist()):
             try:
@@ -140,7 +140,7 @@ class AvroDecoder:
 
     def _decode_value(self, value: bytes) -> Any:
         try:
-            check_size(value)
+            check_value_size(value)
         except ValueError as error:
             raise _BadValue(str(error)) from None
         stream = io.BytesIO(value)
@@ -207,9 +207,9 @@ class AvroDecoder:
             )
         try:
             _, density = check_avro_schema(text, f"the schema {number}")  # its names are not written out beyond bounds
-            schema = schema_of(text, f"the schema {number}")
-            written = node_of(schema, f"the schema {number}", written=True)
-            wrong = next(differences(written, self._node, of_ddl=self._of_ddl), "")
+            schema = parse_avro_schema(text, f"the schema {number}")
+            written = schema_to_node(schema, f"the schema {number}", written=True)
+            wrong = next(misread_numbers(written, self._node, of_ddl=self._of_ddl), "")
             if wrong:
                 return _WriterSchema(refused=f"the schema {number}: {wrong}")
             most, parsed = VALUE_BYTES // density, parse_for_fastavro(without_defaults(schema))
@@ -303,7 +303,7 @@ def _repair(node: Node, written: Node | None = None) -> Callable[[Any], Any] | N
         node: the reader's type.
         written: the writer's type, whose milliseconds become the microseconds of the reader's; None: it has none.
     """
-    if isinstance(node, Leaf):
+    if isinstance(node, LeafNode):
         if written is not None and is_ms_read_as_us(written, node):
             return lambda found: None if found is None else found * 1000
         if node.logical != "decimal":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from kohort.errors import InvalidInputError
-from kohort.schema_registry.avro_limits import decimal_digits, is_marked
+from kohort.schema_registry.avro_limits import decimal_digits, has_reserved_key
 from kohort.schema_registry.avro_references import definition_name, full_name
 from kohort.spark.values.types import quoted
 
@@ -47,7 +47,7 @@ DIGITS = 38
 
 
 @dataclass(frozen=True, slots=True)
-class Leaf:
+class LeafNode:
     """An Avro type without parts, such as a number or a string.
 
     Attributes:
@@ -111,10 +111,10 @@ class SkippedNode:
     ddl: str = "void"
 
 
-Node: TypeAlias = Leaf | RecordNode | ArrayNode | MapNode | SkippedNode
+Node: TypeAlias = LeafNode | RecordNode | ArrayNode | MapNode | SkippedNode
 
 
-def schema_of(text: str, name: str = "valueSchema") -> Schema:
+def parse_avro_schema(text: str, name: str = "valueSchema") -> Schema:
     """Parse a schema from its JSON.
 
     Raises:
@@ -129,7 +129,7 @@ def schema_of(text: str, name: str = "valueSchema") -> Schema:
         raise InvalidInputError(f"{name} {_TOO_DEEP}") from None
     level: list[Any] = [found]
     for _ in range(NESTING_MAX):
-        if any(is_marked(value) for value in level):
+        if any(has_reserved_key(value) for value in level):
             raise InvalidInputError(f"{name} is no Avro schema: it has keys that are fastavro's own")
         level = [part for value in level for part in _parts(value)]
         if not level:
@@ -142,7 +142,7 @@ def _parts(value: Any) -> list[Any]:
     return [part for part in parts if isinstance(part, dict | list)]
 
 
-def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False) -> Node:
+def schema_to_node(schema: Schema, name: str = "valueSchema", *, written: bool = False) -> Node:
     """Return the type that an Avro schema declares.
 
     Args:
@@ -154,7 +154,7 @@ def node_of(schema: Schema, name: str = "valueSchema", *, written: bool = False)
         InvalidInputError: an undefined name, a recursive schema, a union of more than null and one type, an array whose
             items take no bytes, a decimal of more than 38 digits.
     """
-    return _SchemaWalk(name, written).node(schema, "value", "")
+    return _SchemaWalk(name, written).node_of_schema(schema, "value", "")
 
 
 def without_logical_types(schema: Schema) -> Schema:
@@ -179,7 +179,7 @@ def without_logical_types(schema: Schema) -> Schema:
     return left
 
 
-def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool = False) -> Iterator[str]:
+def misread_numbers(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool = False) -> Iterator[str]:
     """Yield a text for each number that fastavro would silently misread, such as milliseconds as microseconds.
 
     Those are parts whose logical types or scales differ between the writer's and the reader's schema.
@@ -194,12 +194,12 @@ def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool
         written = dict(writer.fields)
         for name, node in reader.fields:
             if name in written:
-                yield from differences(written[name], node, f"{path}.{name}", of_ddl=of_ddl)
+                yield from misread_numbers(written[name], node, f"{path}.{name}", of_ddl=of_ddl)
     elif isinstance(writer, ArrayNode) and isinstance(reader, ArrayNode):
-        yield from differences(writer.item, reader.item, f"{path}[]", of_ddl=of_ddl)
+        yield from misread_numbers(writer.item, reader.item, f"{path}[]", of_ddl=of_ddl)
     elif isinstance(writer, MapNode) and isinstance(reader, MapNode):
-        yield from differences(writer.value, reader.value, f"{path}{{}}", of_ddl=of_ddl)
-    elif isinstance(writer, Leaf) and isinstance(reader, Leaf) and writer.logical and reader.logical:
+        yield from misread_numbers(writer.value, reader.value, f"{path}{{}}", of_ddl=of_ddl)
+    elif isinstance(writer, LeafNode) and isinstance(reader, LeafNode) and writer.logical and reader.logical:
         written_as, read_as = ((leaf.logical, leaf.scale) for leaf in (writer, reader))
         if written_as != read_as and not (of_ddl and is_ms_read_as_us(writer, reader)):
             yield f"{path} was written as {_logical_name(writer)} and is read as {_logical_name(reader)}"
@@ -207,13 +207,13 @@ def differences(writer: Node, reader: Node, path: str = "value", *, of_ddl: bool
 
 def is_ms_read_as_us(writer: Node, reader: Node) -> bool:
     """Return whether a time has milliseconds in the writer's schema and microseconds in the reader's."""
-    if not isinstance(writer, Leaf) or not isinstance(reader, Leaf):
+    if not isinstance(writer, LeafNode) or not isinstance(reader, LeafNode):
         return False
     kind, _, unit = writer.logical.rpartition("-")
     return unit == "millis" and reader.logical == f"{kind}-micros"
 
 
-def _logical_name(leaf: Leaf) -> str:
+def _logical_name(leaf: LeafNode) -> str:
     return f"decimal with scale {leaf.scale}" if leaf.logical == "decimal" else leaf.logical
 
 
@@ -225,7 +225,7 @@ class _SchemaWalk:
         self._written = written
         self._named: dict[str, Node | None] = {}
 
-    def node(self, schema: Any, path: str, space: str) -> Node:
+    def node_of_schema(self, schema: Any, path: str, space: str) -> Node:
         if isinstance(schema, str):
             return self._by_name(schema, path, space)
         if isinstance(schema, list):
@@ -234,25 +234,25 @@ class _SchemaWalk:
             raise self._wrong(path, f"is no Avro type: {json.dumps(schema)[:80]}")
         kind = schema["type"]
         if isinstance(kind, list | dict):
-            return self.node(kind, path, space)
+            return self.node_of_schema(kind, path, space)
         if kind == "array":
             return self._array(schema, path, space)
         if kind == "map":
-            return MapNode(self.node(schema.get("values"), f"{path}{{}}", space))
+            return MapNode(self.node_of_schema(schema.get("values"), f"{path}{{}}", space))
         if kind in ("record", "error", "enum", "fixed"):
             return self._definition(schema, kind, path, space)
         logical = schema.get("logicalType")
         if kind == "int" and logical == "date":
-            return Leaf(kind, "date", logical)
+            return LeafNode(kind, "date", logical)
         if kind == "long" and logical in _TIMES:
-            return Leaf(kind, _TIMES[logical], logical)
+            return LeafNode(kind, _TIMES[logical], logical)
         if kind == "bytes" and logical == "decimal":
             return self._decimal(schema, kind, path)
         return self._by_name(kind, path, space)
 
     def _by_name(self, name: Any, path: str, space: str) -> Node:
         if isinstance(name, str) and name in _PLAIN:
-            return Leaf(name, _PLAIN[name])
+            return LeafNode(name, _PLAIN[name])
         if name == "null":
             if self._written:
                 return SkippedNode(empty=True)
@@ -268,20 +268,20 @@ class _SchemaWalk:
     def _union(self, branches: list[Any], path: str, space: str) -> Node:
         left = [branch for branch in branches if branch not in ("null", {"type": "null"})]
         if len(left) == 1:
-            found = self.node(left[0], path, space)
+            found = self.node_of_schema(left[0], path, space)
             return SkippedNode(empty=False) if isinstance(found, SkippedNode) or _takes_no_bytes(found) else found
         for kinds, wider in _WIDER:
             if len(left) == 2 and all(isinstance(branch, str) for branch in left) and set(left) == kinds:
-                return Leaf(wider, _PLAIN[wider])
+                return LeafNode(wider, _PLAIN[wider])
         if self._written:
             for branch in branches:
-                self.node(branch, path, space)
+                self.node_of_schema(branch, path, space)
             return SkippedNode(empty=False)
         what = "is a union of more than null and one type; read such values as bytes and use Spark's from_avro"
         raise self._wrong(path, what if left else "is only ever null")
 
     def _array(self, schema: Mapping[str, Any], path: str, space: str) -> Node:
-        item = self.node(schema.get("items"), f"{path}[]", space)
+        item = self.node_of_schema(schema.get("items"), f"{path}[]", space)
         if _takes_no_bytes(item):
             raise self._wrong(f"{path}[]", "takes no bytes: a damaged value could hold any number of them")
         return ArrayNode(item)
@@ -305,13 +305,13 @@ class _SchemaWalk:
             symbols = schema.get("symbols")
             if not isinstance(symbols, list) or not symbols:
                 raise self._wrong(path, "is an enum without symbols")
-            return Leaf(kind, "string")
+            return LeafNode(kind, "string")
         if kind == "fixed":
             if not isinstance(schema.get("size"), int) or schema["size"] < 1:
                 raise self._wrong(path, "is a fixed without a size of 1 or more")
             if schema.get("logicalType") == "decimal":
                 return self._decimal(schema, kind, path)
-            return Leaf(kind, "binary")
+            return LeafNode(kind, "binary")
         fields = schema.get("fields")
         if not isinstance(fields, list) or not fields or not all(isinstance(field, dict) for field in fields):
             raise self._wrong(path, "is a record without fields")
@@ -319,17 +319,20 @@ class _SchemaWalk:
         if len(set(names)) < len(names) or not all(isinstance(name, str) for name in names):
             raise self._wrong(path, "has two fields of one name, or one without")
         return RecordNode(
-            tuple((field["name"], self.node(field.get("type"), f"{path}.{field['name']}", space)) for field in fields)
+            tuple(
+                (field["name"], self.node_of_schema(field.get("type"), f"{path}.{field['name']}", space))
+                for field in fields
+            )
         )
 
-    def _decimal(self, schema: Mapping[str, Any], kind: str, path: str) -> Leaf:
+    def _decimal(self, schema: Mapping[str, Any], kind: str, path: str) -> LeafNode:
         digits = decimal_digits(schema)
         if digits is None:
-            return Leaf(kind, "binary")
+            return LeafNode(kind, "binary")
         precision, scale = digits
         if precision > DIGITS and not self._written:  # a reader may leave such a field out
             raise self._wrong(path, f"is a decimal of other than 1 to {DIGITS} digits")
-        return Leaf(kind, f"decimal({precision},{scale})", "decimal", precision, scale)
+        return LeafNode(kind, f"decimal({precision},{scale})", "decimal", precision, scale)
 
     def _wrong(self, path: str, what: str) -> InvalidInputError:
         return InvalidInputError(f"{self._name}: {path} {what}")

@@ -14,12 +14,12 @@ from pyspark.sql.types import DataType, StructType, _parse_datatype_json_string
 
 from kohort.errors import InvalidInputError
 from kohort.schema_registry.avro_references import inline_avro_references
-from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compiled
+from kohort.schema_registry.protobuf_schemas import ProtobufSchema, compile_protobuf
 from kohort.schema_registry.registry import SchemaRegistry
 from kohort.spark.options import SourceOptions
 from kohort.spark.values.avro_parsed import parse_for_fastavro
 from kohort.spark.values.avro_records import load_named_function
-from kohort.spark.values.avro_schema import node_of, schema_of
+from kohort.spark.values.avro_schema import parse_avro_schema, schema_to_node
 from kohort.spark.values.decoding import Values
 from kohort.spark.values.moments import iana_zone
 from kohort.spark.values.protobuf_records import ddl_of_message
@@ -73,7 +73,7 @@ class DeclaredValues:
         avro = self.avro
         if self.format == "avro" and avro is None:
             schema = avro_schema_of(kind)
-            node_of(schema)
+            schema_to_node(schema)
             avro = json.dumps(schema)
         return Values(
             self.format,
@@ -98,7 +98,7 @@ _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 """The registry's name of each format whose newest schema can be the type of values."""
 
 
-def declare(options: SourceOptions) -> DeclaredValues:
+def parse_declared_values(options: SourceOptions) -> DeclaredValues:
     """Check the options about typed values, and return what they declare.
 
     Raises:
@@ -175,15 +175,15 @@ def schema_from_registry(options: SourceOptions) -> str | None:
         raise InvalidInputError(f"the newest schema of {found.subject} is of the kind {found.kind}, and not {kind}")
     if kind == "AVRO":
         return inline_avro_references(found.text, found.imports, f"the newest schema of {found.subject}")
-    return compiled(found.text, found.imports, f"the newest schema of {found.subject}").descriptor_set_text()
+    return compile_protobuf(found.text, found.imports, f"the newest schema of {found.subject}").descriptor_set_text()
 
 
 def _avro(text: str, options: SourceOptions) -> DeclaredValues:
     parse_for_fastavro("int")  # fails now if fastavro is not installed
-    avro = schema_of(text) if text.lstrip().startswith(("{", "[", '"')) else None
+    avro = parse_avro_schema(text) if text.lstrip().startswith(("{", "[", '"')) else None
     if avro is None or (isinstance(avro, dict) and avro.get("type") == "struct"):
         return DeclaredValues("avro", options.on_bad_record, "UTC", _ddl(text), None, options.value_writer_schemas)
-    ddl = node_of(avro).ddl
+    ddl = schema_to_node(avro).ddl
     parse_for_fastavro(avro)
     return DeclaredValues("avro", options.on_bad_record, "UTC", ddl, text, options.value_writer_schemas)
 
@@ -200,7 +200,11 @@ def _protobuf(text: str, options: SourceOptions) -> DeclaredValues:
 def _protobuf_schema(text: str) -> ProtobufSchema:
     """Return the schema of a .proto file, or of a descriptor set in Base64, which has neither braces nor semicolons."""
     is_file = "{" in text or ";" in text
-    return compiled(text, (), "valueSchema") if is_file else ProtobufSchema.from_descriptor_set(text, "valueSchema")
+    return (
+        compile_protobuf(text, (), "valueSchema")
+        if is_file
+        else ProtobufSchema.from_descriptor_set(text, "valueSchema")
+    )
 
 
 def check_writer_schema_function(options: SourceOptions) -> None:

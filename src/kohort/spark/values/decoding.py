@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from kohort.errors import CorruptDataError
 from kohort.schema_registry.prefix import NO_PREFIX, PREFIX_BYTES
-from kohort.spark.values.isolate import Parts, convert_in_parts
+from kohort.spark.values.isolate import ConvertedParts, convert_in_parts
 from kohort.spark.values.json_columns import JsonDecoder
 from kohort.spark.values.moments import iana_zone
 from kohort.spark.values.types import Column, Kind, compute
@@ -25,25 +25,25 @@ class TextDecoder:
 
     type = pa.string()
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode and check every value.
 
         Args:
             values: binary values.
         """
-        parts = Parts(self.type, len(values))
+        parts = ConvertedParts(self.type, len(values))
         convert_in_parts(values, range(len(values)), parts, lambda some: some.cast(pa.string()), _one_by_one)
         return parts
 
 
-def _one_by_one(values: Column, rows: Sequence[int], parts: Parts) -> None:
+def _one_by_one(values: Column, rows: Sequence[int], parts: ConvertedParts) -> None:
     for value, row in zip(values.to_pylist(), rows, strict=True):
         text: str | None = None
         try:
             text = None if value is None else value.decode("utf-8")
         except UnicodeDecodeError as error:
             parts.reasons[row] = f"not UTF-8 at byte {error.start}"
-        parts.add([row], pa.array([text], pa.string()))
+        parts.add_array([row], pa.array([text], pa.string()))
 
 
 class PrefixedJsonDecoder:
@@ -55,7 +55,7 @@ class PrefixedJsonDecoder:
     def __init__(self, decoder: JsonDecoder) -> None:
         self._decoder = decoder
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode every value after its prefix; a value without a prefix is bad.
 
         Args:
@@ -76,7 +76,7 @@ class PrefixedJsonDecoder:
 class Decoder(Protocol):
     """The interface of a decoder of one value format."""
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode every value of a binary array as the declared type."""
 
 
@@ -106,7 +106,7 @@ class Values:
     protobuf: tuple[str, str] | None = field(default=None, repr=False)
     of_ddl: bool = False
 
-    def typed(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
+    def decode_values(self, values: Column, place: Callable[[int], str]) -> tuple[Column, Column, Column]:
         """Return values as the declared type, the bytes of bad ones, and the reasons; a bad value is null.
 
         Args:
@@ -123,17 +123,17 @@ class Values:
                 f"{place(row)}: the value is no {self.format} of the declared type: {reason}; onBadRecord=null makes "
                 "such values null, onBadRecord=column keeps their bytes in the column badValue"
             )
-        return parts.joined(), _bad_values(values, parts), _reasons(len(values), parts)
+        return parts.to_array(), _bad_values(values, parts), _reasons(len(values), parts)
 
 
-def _bad_values(values: Column, parts: Parts) -> Column:
+def _bad_values(values: Column, parts: ConvertedParts) -> Column:
     if not parts.reasons:
         return pa.nulls(len(values), pa.binary())
     indices = [row if row in parts.reasons else None for row in range(len(values))]
     return values.take(pa.array(indices, pa.int64()))
 
 
-def _reasons(count: int, parts: Parts) -> Column:
+def _reasons(count: int, parts: ConvertedParts) -> Column:
     if not parts.reasons:
         return pa.nulls(count, pa.string())
     return pa.array([parts.reasons.get(row) for row in range(count)], pa.string())

@@ -21,7 +21,7 @@ PIECES = 10
 """Pieces into which an unconvertible chunk is split; each level converts the good values once more."""
 
 
-def check_size(value: bytes) -> None:
+def check_value_size(value: bytes) -> None:
     """Check the size of a value before it is parsed.
 
     Raises:
@@ -32,8 +32,8 @@ def check_size(value: bytes) -> None:
 
 
 @dataclass(slots=True)
-class Parts:
-    """The converted values of a column in several Arrow arrays, each with its row numbers; `joined` puts them together.
+class ConvertedParts:
+    """The converted values of a column in several Arrow arrays, each with its row numbers; `to_array` joins them.
 
     Attributes:
         kind: the type.
@@ -49,7 +49,7 @@ class Parts:
     rows: list[Sequence[int]] = field(default_factory=list)
     reasons: dict[int, str] = field(default_factory=dict)
 
-    def add(self, rows: Sequence[int], array: Column) -> None:
+    def add_array(self, rows: Sequence[int], array: Column) -> None:
         """Add an array of converted values, with their row numbers.
 
         Args:
@@ -72,7 +72,7 @@ class Parts:
             build: makes the array; raises one of `REFUSALS` if it can't take a value.
         """
         try:
-            self.add(rows, build(found))
+            self.add_array(rows, build(found))
         except REFUSALS as error:
             if len(found) > 1:
                 half = len(found) // 2
@@ -80,9 +80,9 @@ class Parts:
                 self.add_converted(found[half:], rows[half:], build)
             else:
                 self.reasons[rows[0]] = str(error)
-                self.add(rows, pa.nulls(1, self.kind))
+                self.add_array(rows, pa.nulls(1, self.kind))
 
-    def joined(self) -> Column:
+    def to_array(self) -> Column:
         """Return all parts as one array; rows that were never added are null."""
         if len(self.arrays) == 1 and len(self.arrays[0]) == self.length:
             return self.arrays[0]
@@ -96,10 +96,12 @@ class Parts:
 
 
 Convert: TypeAlias = Callable[[Column], Column]
-OneByOne: TypeAlias = Callable[[Column, Sequence[int], Parts], None]
+OneByOne: TypeAlias = Callable[[Column, Sequence[int], ConvertedParts], None]
 
 
-def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert: Convert, one_by_one: OneByOne) -> None:
+def convert_in_parts(
+    values: Column, rows: Sequence[int], parts: ConvertedParts, convert: Convert, one_by_one: OneByOne
+) -> None:
     """Convert a whole array at once; if that fails, convert smaller and smaller pieces, at last single values.
 
     Args:
@@ -110,7 +112,7 @@ def convert_in_parts(values: Column, rows: Sequence[int], parts: Parts, convert:
         one_by_one: converts a small piece value by value, given values, rows and parts.
     """
     try:
-        parts.add(rows, convert(values))
+        parts.add_array(rows, convert(values))
     except REFUSALS:
         if len(values) <= ONE_BY_ONE_MAX:
             one_by_one(values, rows, parts)

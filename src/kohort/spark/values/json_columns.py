@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.json as pj
 
-from kohort.spark.values.isolate import VALUE_BYTES, Parts, check_size, convert_in_parts
+from kohort.spark.values.isolate import VALUE_BYTES, ConvertedParts, check_value_size, convert_in_parts
 from kohort.spark.values.moments import parse_date_days, parse_time_us
 from kohort.spark.values.types import Column, Kind, check_not_null, has_not_null_part, read_json
 from kohort.spark.values.types import compute as pc
@@ -100,7 +100,7 @@ class JsonRecords:
         Raises:
             ValueError: the value is bad; the text says why.
         """
-        check_size(value)
+        check_value_size(value)
         if is_too_deep(value):
             raise ValueError(f"nested deeper than {DEPTH} levels")
         try:
@@ -378,13 +378,13 @@ class JsonDecoder:
         scales = list(_scales(kind))
         self._odd = "|".join([_NOT_FINITE_SPELLING, _too_long(max(scales))] if scales else [_NOT_FINITE_SPELLING])
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode every value as the declared type.
 
         Args:
             values: binary values; null and blank ones become null, which is not bad.
         """
-        parts = Parts(self.type, len(values))
+        parts = ConvertedParts(self.type, len(values))
         for start, stop in _chunks(values):
             chunk, rows = values.slice(start, stop - start), range(start, stop)
             if self._wire is None:
@@ -393,7 +393,7 @@ class JsonDecoder:
                 self._decode_chunk(chunk, rows, parts)
         return parts
 
-    def _decode_chunk(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
+    def _decode_chunk(self, values: Column, rows: Sequence[int], parts: ConvertedParts) -> None:
         plain = self._plain_values(values)
         if plain is not None:
             trimmed = pc.ascii_trim(_unchecked_text(values), _BLANKS).view(pa.binary())
@@ -449,7 +449,7 @@ class JsonDecoder:
             check_not_null(done)
         return done
 
-    def _one_by_one(self, values: Column, rows: Sequence[int], parts: Parts) -> None:
+    def _one_by_one(self, values: Column, rows: Sequence[int], parts: ConvertedParts) -> None:
         good: list[object] = []
         for value, row in zip(values.to_pylist(), rows, strict=True):
             try:

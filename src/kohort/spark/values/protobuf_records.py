@@ -21,7 +21,7 @@ from kohort.schema_registry.protobuf_schemas import (
     PARTS_MAX,
     ProtobufSchema,
     check_installed,
-    compiled,
+    compile_protobuf,
     read_indexes,
 )
 from kohort.schema_registry.protobuf_values import (
@@ -39,7 +39,7 @@ from kohort.schema_registry.protobuf_values import (
     well_known_kind,
 )
 from kohort.schema_registry.registry import SchemaRegistry
-from kohort.spark.values.isolate import VALUE_BYTES, Parts
+from kohort.spark.values.isolate import VALUE_BYTES, ConvertedParts
 from kohort.spark.values.types import Column, Kind, quoted
 
 if TYPE_CHECKING:
@@ -166,13 +166,13 @@ class ProtobufDecoder:
         self._written_bytes = 0
         self._refused: dict[tuple[int, tuple[int, ...]], str] = {}
 
-    def decode(self, values: Column) -> Parts:
+    def decode(self, values: Column) -> ConvertedParts:
         """Decode every value as the declared type.
 
         Args:
             values: binary values; a null stays null.
         """
-        parts = Parts(self.type, len(values))
+        parts = ConvertedParts(self.type, len(values))
         found: list[Any] = []
         for row, value in enumerate(values.to_pylist()):
             try:
@@ -251,7 +251,7 @@ class ProtobufDecoder:
         if found.kind != "PROTOBUF":
             return f"the schema {number} is of the kind {found.kind}, and not PROTOBUF"
         try:
-            return compiled(found.text, found.imports, f"the schema {number}")
+            return compile_protobuf(found.text, found.imports, f"the schema {number}")
         except UnusableSchemaError as error:
             return error.message
 
