@@ -28,7 +28,7 @@ class Topic:
     def partitions(self, known: None) -> list[TopicPartition]:
         return [TopicPartition("t", number) for number in range(PARTITIONS)]
 
-    def ends(self, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def end_offsets(self, parts: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return dict.fromkeys(parts, END)
 
     def close(self) -> None: ...
