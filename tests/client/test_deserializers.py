@@ -10,7 +10,7 @@ import pytest
 
 from kohort.client.consumer import deserializers
 from kohort.client.consumer.deserializers import ARROW_VALUES_MAX, arrow_rows, json, text
-from kohort.client.consumer.fetch_buffer import Slice
+from kohort.client.consumer.fetch_buffer import RowSlice
 from kohort.client.consumer.records import Records
 from kohort.errors import CorruptDataError
 from kohort.ids import TopicPartition
@@ -153,7 +153,7 @@ def test_key_that_can_not_be_deserialized_is_named() -> None:
 def test_records_have_places_as_a_list_has() -> None:
     first, second = TopicPartition("t", 0), TopicPartition("t", 1)
     block = Block([(first, 0, 3), (second, 7, 9)])
-    records = Records([Slice(first, block, 0, 1, 3), Slice(second, block, 1, 3, 5)], value_deserializer=json)
+    records = Records([RowSlice(first, block, 0, 1, 3), RowSlice(second, block, 1, 3, 5)], value_deserializer=json)
     places = [(record.partition, record.offset) for record in records]
     assert places == [(0, 1), (0, 2), (1, 7), (1, 8)]
     for place in range(-4, 4):

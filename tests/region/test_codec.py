@@ -14,11 +14,11 @@ import pytest
 
 from kohort.errors import CorruptDataError
 from kohort.region import messages
-from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode
+from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode_message
 from kohort.region.record_codec import region_in_claim_key, region_in_record_key
 from kohort.region.records import Contribution, KeyedStateHead, OffsetSpan, Part, Position
 from kohort.region.sinks.compaction import decode_generation
-from kohort.region.sinks.owner_marker import OwnerMarker, decode_owner_marker, schema_of
+from kohort.region.sinks.owner_marker import OwnerMarker, decode_owner_marker, decode_schema
 from kohort.region.sinks.staged_files import read_json
 from kohort.region.sinks.staging_topic import join_pieces, split_into_pieces
 from kohort.region.staged import StagedKey
@@ -113,7 +113,7 @@ def test_what_is_no_message_is_said_so(body: bytes) -> None:
 
 def test_an_order_is_nothing_that_a_control_plane_hears() -> None:
     with pytest.raises(UnknownMessageError, match="Publish"):
-        decode_report(encode(messages.Publish(1, 4, ())))
+        decode_report(encode_message(messages.PublishOrder(1, 4, ())))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_json_of_a_stranger_in_a_sinks_folder_is_refused(read: Callable[[bytes],
 def test_schema_of_a_stranger_is_refused() -> None:
     damaged = b"\xff\xff\xff\xff\x10\0\0\0" + b"\1" * 40
     with pytest.raises(CorruptDataError, match="A schema can't be read"):
-        schema_of(base64.b64encode(damaged).decode())
+        decode_schema(base64.b64encode(damaged).decode())
 
 
 @pytest.mark.parametrize("last", [24, 2_000_000_000], ids=["other memory", "end of the process"])

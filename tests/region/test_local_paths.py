@@ -11,7 +11,7 @@ import pytest
 from kohort.errors import InvalidInputError
 from kohort.region import DeltaTable, ParquetFolder, SqlTable
 from kohort.region.files import local_path, make_folder
-from kohort.spark.region.folders import check_place
+from kohort.spark.region.folders import check_checkpoint_folder
 from tests.region.volume import Calls, LosesAll, Volume
 
 

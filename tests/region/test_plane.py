@@ -25,10 +25,10 @@ from kohort.region.records import (
     OffsetSpan,
     Part,
     Position,
-    Shown,
-    Stopped,
+    PublishedCheckpoint,
+    RegionStopped,
     StoppedMembers,
-    part_of,
+    to_part,
 )
 from kohort.region.staged import StagedKey
 from kohort.region.states import RegionState
@@ -332,15 +332,15 @@ def test_stop_of_a_member_survives_a_takeover() -> None:
     driven.join(2, "m2", holds=(at(P1, 71),), epoch=5)
     driven.join(1, "m1", holds=(at(P0, 70),), epoch=5)
     assert driven.stands(RegionState.DRAINING)
-    cut = driven.orders(1, messages.Drain)[-1].cut
+    cut = driven.orders(1, messages.DrainOrder)[-1].cut
     for connection in (1, 2):
-        driven.say(connection, messages.Drained(cut))
-    driven.say(1, messages.Contributed(cut, driven.give("m1", span(P0, 70, 80), keys=(), sink="s")))
-    driven.say(2, messages.Contributed(cut, driven.give("m2", span(P1, 71, 72), keys=(), sink="s")))
+        driven.say(connection, messages.MemberDrained(cut))
+    driven.say(1, messages.ContributionReport(cut, driven.give("m1", span(P0, 70, 80), keys=(), sink="s")))
+    driven.say(2, messages.ContributionReport(cut, driven.give("m2", span(P1, 71, 72), keys=(), sink="s")))
     [commit] = driven.commits
     assert commit.manifest.stay == ("m2",)
     driven.do(plane_events.CommitEnded(cut))
-    assert driven.orders(1, messages.Stop)[-1].cause == "the member was stopped"
+    assert driven.orders(1, messages.StopOrder)[-1].cause == "the member was stopped"
 
 
 def test_stop_of_a_member_is_for_that_member_alone() -> None:
@@ -349,7 +349,7 @@ def test_stop_of_a_member_is_for_that_member_alone() -> None:
     driven = Driven(replace(KNOWN, expected=frozenset({"m1"}), stopped_members=told))
     driven.join(7, "m1")
     assert driven.ask(7, P0) == (at(P0, 70),)
-    assert driven.stands(RegionState.RUNNING) and not driven.orders(7, messages.Stop)
+    assert driven.stands(RegionState.RUNNING) and not driven.orders(7, messages.StopOrder)
     driven.do(plane_events.MemberStopRequested("m1"))
     assert stopped_members(driven) == {"m1": UUID(int=7)}
     assert not any(member.stop_unsaved for member in driven.machine.plane.describe_region().members)
@@ -368,7 +368,7 @@ def test_stopped_member_that_holds_nothing_leaves_when_it_registers() -> None:
     driven = Driven(replace(KNOWN, stopped_members={"m1": UUID(int=1)}))
     driven.join(2, "m2")
     driven.join(1, "m1")
-    assert driven.orders(1, messages.Stop) and list(driven.machine.plane.members) == ["m2"]
+    assert driven.orders(1, messages.StopOrder) and list(driven.machine.plane.members) == ["m2"]
 
 
 def test_a_new_control_plane_gives_nothing_out_before_all_are_there() -> None:
@@ -462,9 +462,9 @@ def test_member_that_an_operator_stopped_leaves_after_a_reset() -> None:
     driven = two()
     driven.do(plane_events.MemberStopRequested("m1"))
     assert driven.stands(RegionState.DRAINING)
-    driven.say(2, messages.AskReset("records can't be read"))
+    driven.say(2, messages.RegionResetRequest("records can't be read"))
     for connection in (1, 2):
-        driven.say(connection, messages.WasReset(driven.machine.plane.epoch))
+        driven.say(connection, messages.MemberWasReset(driven.machine.plane.epoch))
     assert driven.stands(RegionState.DRAINING)
 
 
@@ -482,10 +482,10 @@ def test_partitions_of_a_second_member_begin_where_the_first_looked_them_up() ->
     driven = Driven(replace(KNOWN, initial=(), positions=()))
     driven.join(1, "m1")
     driven.join(2, "m2")
-    driven.say(1, messages.AskStarts(1, (P0,)))
-    driven.say(1, messages.Looked(1, (at(P0, 40), at(P1, 41))))
+    driven.say(1, messages.StartOffsetsRequest(1, (P0,)))
+    driven.say(1, messages.StartOffsetsLookedUp(1, (at(P0, 40), at(P1, 41))))
     assert driven.facts[-2:] == [begun(P0, 40), begun(P1, 41)]
-    assert driven.last(1) == messages.Starts(3, 1, (at(P0, 40),))
+    assert driven.last(1) == messages.StartOffsetsAnswer(3, 1, (at(P0, 40),))
     assert driven.ask(2, P1) == (at(P1, 41),)
 
 
@@ -493,13 +493,13 @@ def test_member_that_looks_up_late_moves_no_start_offset() -> None:
     driven = Driven(replace(KNOWN, initial=(), positions=()))
     driven.join(1, "m1")
     driven.join(2, "m2")
-    driven.say(1, messages.AskStarts(1, (P0,)))
-    driven.say(2, messages.AskStarts(1, (P1,)))
-    driven.say(1, messages.Looked(1, (at(P0, 40), at(P1, 41))))
-    driven.say(2, messages.Looked(1, (at(P0, 50), at(P1, 51))))
-    assert driven.orders(2, messages.Starts) == [
-        messages.Starts(3, 1, (), first=(P1,)),
-        messages.Starts(3, 1, (at(P1, 41),)),
+    driven.say(1, messages.StartOffsetsRequest(1, (P0,)))
+    driven.say(2, messages.StartOffsetsRequest(1, (P1,)))
+    driven.say(1, messages.StartOffsetsLookedUp(1, (at(P0, 40), at(P1, 41))))
+    driven.say(2, messages.StartOffsetsLookedUp(1, (at(P0, 50), at(P1, 51))))
+    assert driven.orders(2, messages.StartOffsetsAnswer) == [
+        messages.StartOffsetsAnswer(3, 1, (), first=(P1,)),
+        messages.StartOffsetsAnswer(3, 1, (at(P1, 41),)),
     ]
 
 
@@ -507,8 +507,8 @@ def test_start_offsets_of_topics_that_the_member_did_not_ask_for_are_ignored() -
     again, other = P1._replace(topic_id=UUID(int=10)), P1._replace(topic="u")
     driven = Driven(replace(KNOWN, initial=(), positions=()))
     driven.join(1, "m1")
-    driven.say(1, messages.AskStarts(1, (P0,)))
-    driven.say(1, messages.Looked(1, (at(P0, 40), at(again, 41), at(other, 42))))
+    driven.say(1, messages.StartOffsetsRequest(1, (P0,)))
+    driven.say(1, messages.StartOffsetsLookedUp(1, (at(P0, 40), at(again, 41), at(other, 42))))
     assert driven.machine.plane.initial == {P0: at(P0, 40)}
 
 

@@ -22,15 +22,14 @@ from kohort.region.records import (
     Fact,
     GroupClaim,
     InitialOffset,
-    InitialTopics,
     KeyedStateHead,
     Manifest,
     OffsetSpan,
     Position,
-    Shown,
-    Stopped,
+    PublishedCheckpoint,
+    RegionStopped,
     StoppedMembers,
-    Term,
+    TermBegun,
 )
 from kohort.region.staged import StagedKey
 
@@ -52,9 +51,9 @@ FACTS: list[Fact] = [
     InitialOffset("r", "etl", "t", T, 3, 17, -1),
     GIVEN,
     CLOSED,
-    Stopped("r", "why", "m", "mend it", 7),
+    RegionStopped("r", "why", "m", "mend it", 7),
     StoppedMembers("r", {"m/ü": REGION_ID, "n": T}, 7),
-    Shown("r", "parquet:/out", 4, 7, True),
+    PublishedCheckpoint("r", "parquet:/out", 4, 7, True),
     Began("r", "etl", ("t", "u")),
 ]
 

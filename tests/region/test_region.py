@@ -17,8 +17,8 @@ from kohort.broker import Fault
 from kohort.client.admin.values import NewTopic
 from kohort.errors import CommitFailedError, ErrorCode, InvalidInputError, KafkaError
 from kohort.region.consuming.member_thread import RegionStoppedError
-from kohort.region.consuming.starts import StartKind, StartPosition, look_up
-from kohort.region.records import Part, part_of
+from kohort.region.consuming.starts import StartKind, StartPosition, look_up_start_offsets
+from kohort.region.records import Part, to_part
 from kohort.region.region import Region
 from kohort.region.region_topic import TOPIC
 from tests.region.conftest import Collected, Worker, fill, make_topic
@@ -371,11 +371,11 @@ def test_start_offsets_of_all_partitions_of_a_topic_are_looked_up(own_servers: s
     topic_id = UUID(int=7)
     first = Part(name, name, 1, topic_id)
     with Consumer(own_servers, group_id=name) as consumer:
-        found = look_up(consumer, StartPosition(StartKind.END), (first,), ())
+        found = look_up_start_offsets(consumer, StartPosition(StartKind.END), (first,), ())
         assert [position.offset for position in found] == [100] * 4
-        assert [part_of(position) for position in found] == [first._replace(partition=number) for number in range(4)]
-        added = look_up(consumer, StartPosition(StartKind.END), (), (first,))
-        assert [(part_of(position), position.offset) for position in added] == [(first, 0)]
+        assert [to_part(position) for position in found] == [first._replace(partition=number) for number in range(4)]
+        added = look_up_start_offsets(consumer, StartPosition(StartKind.END), (), (first,))
+        assert [(to_part(position), position.offset) for position in added] == [(first, 0)]
 
 
 @pytest.mark.parametrize(("start", "first"), [("beginning", 0), ("end", 400), ("committed", 120), ("time", 200)])

@@ -23,7 +23,17 @@ from kohort.region.control_plane.events import MemberOffsets
 from kohort.region.control_plane.state import RegionConfig, RegionFacts
 from kohort.region.leader_election import LeaderElection
 from kohort.region.messages import Identity
-from kohort.region.records import Contribution, Epoch, Initial, Manifest, OffsetSpan, Part, Position, Shown, Stopped
+from kohort.region.records import (
+    Contribution,
+    EpochBegun,
+    InitialOffset,
+    Manifest,
+    OffsetSpan,
+    Part,
+    Position,
+    PublishedCheckpoint,
+    RegionStopped,
+)
 from kohort.region.region_key import random_key
 from kohort.region.region_log import RegionLogView, RegionLogWriter
 from kohort.region.region_topic import (
@@ -212,15 +222,15 @@ def test_a_closed_writer_fences_no_successor(home: RegionLogView, name: str, clo
     first.close()
     second, _ = begin(home, closing)
     writes: list[Callable[[], object]] = [
-        lambda: first.save([Epoch(name, 1, 1, 1, 0, "why", 7)]),
+        lambda: first.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)]),
         first.settle,
         lambda: first.outsiders(name, (), frozenset()),
     ]
     for write in writes:
         with pytest.raises(TermOverError):
             write()
-    second.save([Epoch(name, 2, 2, 1, 0, "why", 7)])
-    assert home.saved().epoch == Epoch(name, 2, 2, 1, 0, "why", 7)
+    second.save([EpochBegun(name, 2, 2, 1, 0, "why", 7)])
+    assert home.saved().epoch == EpochBegun(name, 2, 2, 1, 0, "why", 7)
 
 
 def test_close_ends_the_initialisation_of_a_producer(name: str, closing: Closing) -> None:

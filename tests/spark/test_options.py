@@ -22,9 +22,9 @@ from kohort.spark.options import client_settings, parse_options, parse_partition
 from kohort.spark.schema import arrow_schema, column_names_of, spark_schema
 from kohort.spark.sink_options import parse_sink_options
 from kohort.spark.source.bounds import ending_bound, starting_bound
-from kohort.spark.source.readers import Reading
+from kohort.spark.source.readers import TaskReader
 from kohort.spark.tables import parse_table_options
-from kohort.spark.tasks.write import Writing
+from kohort.spark.tasks.write import TaskWriter
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 

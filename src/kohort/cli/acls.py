@@ -179,7 +179,7 @@ def remove(
     if not resources.named_resources():
         raise UsageError("name at least one resource: --topic, --group, --cluster …")
     rules.check_idempotent()
-    if rules.parties():
+    if rules.permissions_and_principals():
         acls = _acls(rules, resources, of_filter=True)
         filters = [AclFilter(**{field.name: getattr(acl, field.name) for field in fields(acl)}) for acl in acls]
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kohort.cli.app import DONE, FAILED, UsageError, command_family
-from kohort.cli.output import is_terminal, print_note, show, show_json
+from kohort.cli.output import is_terminal, print_json, print_note, print_rows
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:

@@ -576,7 +576,7 @@ class PartitionLog:
             text = f"offset {before_offset} is outside {self.log_start_offset} to {self.end_offset}"
             raise self._refuse_append(ErrorCode.OFFSET_OUT_OF_RANGE, text)
         if before_offset > self.log_start_offset:
-            self.settle()
+            self.finish_interrupted_change()
             known, self.log_start_offset = self.log_start_offset, before_offset
             try:
                 self._persist()

@@ -28,10 +28,11 @@ from kohort.region.records import (
     Manifest,
     OffsetSpan,
     Position,
-    Shown,
-    Stopped,
+    PublishedCheckpoint,
+    RegionCreated,
+    RegionStopped,
     StoppedMembers,
-    Term,
+    TermBegun,
 )
 from kohort.region.staged import StagedKey
 
@@ -41,8 +42,17 @@ RECORD_BYTES_MAX = 1_000_000
 Located = TypeVar("Located", Position, OffsetSpan)
 
 _KINDS: dict[str, type[Fact]] = {
-    kind.__name__.lower(): kind
-    for kind in (Claim, Birth, Term, Epoch, Initial, Began, Contribution, Manifest, Stopped, StoppedMembers, Shown)
+    "claim": GroupClaim,
+    "birth": RegionCreated,
+    "term": TermBegun,
+    "epoch": EpochBegun,
+    "initial": InitialOffset,
+    "began": InitialTopics,
+    "contribution": Contribution,
+    "manifest": Manifest,
+    "stopped": RegionStopped,
+    "stoppedmembers": StoppedMembers,
+    "shown": PublishedCheckpoint,
 }
 _NAMES: dict[type[Fact], str] = {kind: name for name, kind in _KINDS.items()}
 

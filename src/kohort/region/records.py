@@ -314,7 +314,7 @@ class StoppedMembers:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class PublishedCheckpoint:
     """A record that a checkpoint is published to a sink; the newest one of each sink is valid.
 
     Without it, a new control plane could not know this if no member is left that writes to the sink. `agreement`
@@ -333,4 +333,16 @@ class Shown:
     empty: bool = False
 
 
-Fact = Claim | Birth | Term | Epoch | Initial | Began | Contribution | Manifest | Stopped | StoppedMembers | Shown
+Fact = (
+    GroupClaim
+    | RegionCreated
+    | TermBegun
+    | EpochBegun
+    | InitialOffset
+    | InitialTopics
+    | Contribution
+    | Manifest
+    | RegionStopped
+    | StoppedMembers
+    | PublishedCheckpoint
+)

@@ -377,9 +377,9 @@ class Region(ClosedOnExit):
             InvalidInputError: the region has stopped.
         """
         with self._call("checkpoint"):
-            self._refuse_if_stopped(self._ask(messages.AskCheckpoint()))
+            self._refuse_if_stopped(self._ask(messages.CheckpointRequest()))
 
-    def _refuse_if_stopped(self, seen: messages.RegionSeen) -> None:
+    def _refuse_if_stopped(self, seen: messages.RegionStatus) -> None:
         """Raise an error if the region has stopped: it ignores requests for its members, of which it has none."""
         if seen.stopped:
             raise InvalidInputError(
@@ -407,7 +407,7 @@ class Region(ClosedOnExit):
 
     def _reset(self, cause: str, *, to_initial: bool, empty_sinks: bool) -> None:
         confirms = None
-        self._refuse_if_stopped(seen := self._ask(messages.Describe()))
+        self._refuse_if_stopped(seen := self._ask(messages.DescribeRegion()))
         if to_initial and seen.sequence > 0:
             if not empty_sinks:
                 raise InvalidInputError(
@@ -420,8 +420,10 @@ class Region(ClosedOnExit):
                 raise InvalidInputError(
                     f"region {self.name} has no member to empty {what}: start one that writes there first"
                 )
-            confirms = messages.Emptying(seen.region_id, tuple(sink.place for sink in seen.sinks))
-        self._refuse_if_stopped(self._ask(messages.AskReset(cause, forced=True, initial=to_initial, confirms=confirms)))
+            confirms = messages.EmptySinksConfirmation(seen.region_id, tuple(sink.place for sink in seen.sinks))
+        self._refuse_if_stopped(
+            self._ask(messages.RegionResetRequest(cause, forced=True, initial=to_initial, confirms=confirms))
+        )
 
     def stop_member(self, name: str) -> None:
         """Request that a member leaves with the next complete checkpoint, and return without waiting for that.
@@ -442,7 +444,7 @@ class Region(ClosedOnExit):
             if time.monotonic() > until_s:
                 raise TimedOutError(f"the topic does not record that {name} is to leave region {self.name}: try again")
             time.sleep(0.05)
-            seen = self._ask(messages.Describe())
+            seen = self._ask(messages.DescribeRegion())
             if seen.term != asked.term:
                 raise TimedOutError(f"region {self.name} has another control plane now: tell {name} again to leave")
 

@@ -419,7 +419,7 @@ class RegionLogWriter:
             self._reader.table = table
         self._lock = threading.Lock()  # of `_closed`, `_producer` and `_admin`, which `close` takes from another thread
         self._closed = False
-        self._stated: Term | None = None  # the newest term, and the producer that the topic knows by it
+        self._stated: TermBegun | None = None  # the newest term, and the producer that the topic knows by it
         self._stated_by = self._sent_by = -1
         self._admin: Admin | None = None
         self._producer: Producer | None = None

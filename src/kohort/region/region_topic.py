@@ -36,10 +36,11 @@ from kohort.region.records import (
     Manifest,
     Part,
     Position,
-    Shown,
-    Stopped,
+    PublishedCheckpoint,
+    RegionCreated,
+    RegionStopped,
     StoppedMembers,
-    Term,
+    TermBegun,
     groups_reserved_by_states,
     staged_keys_by_sink,
     to_part,
@@ -169,12 +170,12 @@ class SavedFacts:
         ignored_because: why the records of a region without a `RegionCreated` are ignored; empty: there are none.
     """
 
-    birth: Birth | None = None
-    term: Term | None = None
-    epoch: Epoch | None = None
-    stopped: Stopped | None = None
+    birth: RegionCreated | None = None
+    term: TermBegun | None = None
+    epoch: EpochBegun | None = None
+    stopped: RegionStopped | None = None
     stopped_members: dict[str, UUID] = field(default_factory=dict)
-    initial: dict[Part, Initial] = field(default_factory=dict)
+    initial: dict[Part, InitialOffset] = field(default_factory=dict)
     began: dict[str, tuple[str, ...]] = field(default_factory=dict)
     manifests: dict[int, Manifest] = field(default_factory=dict)
     contributions: dict[int, dict[str, Contribution]] = field(default_factory=dict)
@@ -215,9 +216,9 @@ class SavedFacts:
                 self.stopped = fact
             case StoppedMembers():
                 self.stopped_members = fact.members
-            case Initial():
-                self.initial[part_of(fact)] = fact
-            case Began():
+            case InitialOffset():
+                self.initial[to_part(fact)] = fact
+            case InitialTopics():
                 self.began[fact.group] = fact.topics
             case Manifest():
                 self.manifests[fact.sequence] = fact

@@ -22,7 +22,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, NotFoundError, Re
 from kohort.schema_registry.avro_limits import PRIMITIVE_SIZES, avro_schema
 from kohort.schema_registry.avro_references import definition_name, full_name, inline_avro_references
 from kohort.schema_registry.avro_values import avro_writer
-from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compiled
+from kohort.schema_registry.protobuf_schemas import Imports, ProtobufSchema, compile_protobuf
 from kohort.schema_registry.registry import RegisteredSchema, SchemaReference, parse_references, resolve_imports
 
 # -- Changes of Avro schemas that a registry refuses in a subject, by Avro's schema resolution
@@ -252,7 +252,7 @@ class SchemaToAdd:
             references = parse_references(body.get("references"), "the schema")
             made = resolve_imports(RegisteredSchema(0, kind, text, references=references), find_version)
             if kind == "PROTOBUF":
-                identity = compiled_for_registry(text, made.imports).identity()
+                identity = compiled_for_registry(text, made.imports).identity_text()
                 key = json.dumps([identity, [asdict(reference) for reference in references]])
                 return cls(kind, text, key, references, made.imports)
             if kind == "AVRO":
@@ -271,8 +271,8 @@ class SchemaToAdd:
 
 @lru_cache(maxsize=32)
 def compiled_for_registry(text: str, imports: Imports) -> ProtobufSchema:
-    """Return a compiled Protobuf schema of the registry, which may lack a message; the last ones are kept."""
-    return compiled(text, imports, "the schema", needs_message=False)
+    """Return a compile_protobuf Protobuf schema of the registry, which may lack a message; the last ones are kept."""
+    return compile_protobuf(text, imports, "the schema", needs_message=False)
 
 
 def _invalid(text: str) -> RefusedRequest:

@@ -88,7 +88,7 @@ class ClassifiedOptions:
         Args:
             of_sparks: the counterpart of Spark's own that ignores unknown options too.
         """
-        unknown = ignored_options_note(self.unknown, f"{of_sparks} ignores {it_or_these(self.unknown)} too")
+        unknown = ignored_options_note(self.unknown, f"{of_sparks} ignores {pronoun_for(self.unknown)} too")
         return [OF_A_TABLE if self.of_a_table else None, unknown]
 
 

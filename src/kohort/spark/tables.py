@@ -81,7 +81,7 @@ def parse_table_options(raw: Mapping[str, str]) -> TableOptions:
     options = from_properties(TableOptions, given.own)
     client = client_settings_from_options(given.kafka, ConnectionConfig, "table")
     options.kafka.update(client.taken)
-    checked_config(ConnectionConfig, options.bootstrap_servers, options.settings())
+    checked_config(ConnectionConfig, options.bootstrap_servers, options.kafka_settings())
     options.ignored.extend(text for text in (*client.ignored, *given.ignored_options("a table")) if text)
     refuse_ignored_options(options.ignored, options.strict_options)
     if options.table == "topics" and options.group_id is not None:

@@ -14,7 +14,7 @@ from kohort.region.member import events
 from kohort.region.sinks import Sink
 from kohort.spark import SparkRegion
 from kohort.spark.options import client_settings
-from kohort.spark.region.query_spec import declare
+from kohort.spark.region.query_spec import check_query_arguments
 from kohort.spark.region.spark_region import _settings, member_behaviour
 
 TOKENS = {
@@ -40,7 +40,7 @@ def test_members_and_sources_connect_as_the_region_does(
 ) -> None:
     sink = cast(Sink, SimpleNamespace(bind=None, place="s"))
     source = {"subscribe": "t", "group.id": "g", **options}
-    declared = declare("a", lambda frame: frame, source, sink, {}, ("127.0.0.1:1", settings))
+    declared = check_query_arguments("a", lambda frame: frame, source, sink, {}, ("127.0.0.1:1", settings))
     parsed = declared.sources[0][1]
     assert getattr(client_config(ConsumerConfig, None, {**settings, **_settings(declared, parsed)}), field) == value
     assert getattr(client_config(ConsumerConfig, None, client_settings(parsed)), field) == value
@@ -49,7 +49,7 @@ def test_members_and_sources_connect_as_the_region_does(
 def test_function_of_tokens_can_not_go_to_the_sources() -> None:
     sink = cast(Sink, SimpleNamespace(bind=None, place="s"))
     with pytest.raises(InvalidInputError, match="sasl_oauth_token is a function"):
-        declare(
+        check_query_arguments(
             "a",
             lambda frame: frame,
             {"subscribe": "t", "group.id": "g"},

@@ -306,5 +306,7 @@ async def remove_members_from_consumer_group(
     for member in members:
         name = str(member.group_instance_id) if group_instance_ids is not None else member.member_id
         code = ErrorCode.of(member.error_code)
-        outcomes[name] = attempts.refusal(group, error_for(code, f"member {name!r}: {code.text}")) if code else None
+        outcomes[name] = (
+            attempts.refusal_error(group, error_for(code, f"member {name!r}: {code.text}")) if code else None
+        )
     return Results.of(outcomes)

@@ -111,7 +111,7 @@ class AsyncClient:
     async def call(self, coro: Work[T]) -> T:
         """Await a coroutine of the core. Cancelling the caller cancels the coroutine."""
         try:
-            self.check()
+            self.raise_if_closed()
         except ClientClosedError:
             coro.close()
             raise
@@ -153,7 +153,7 @@ class AsyncClient:
         if self.failed:
             self.raise_if_closed()
 
-    def check(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise ClientClosedError when the client is closed."""
         if self._failure is not None:
             cause = f"{type(self._failure).__name__}: {self._failure}"
@@ -214,7 +214,7 @@ class AsyncClient:
         for future in list(self._calls):
             if not future.done():
                 try:
-                    self.check()
+                    self.raise_if_closed()
                 except ClientClosedError as error:
                     future.set_exception(error)
         self.notify()
@@ -303,7 +303,7 @@ class AsyncClient:
                 refusal = await asyncio.to_thread(tls_error, error, address, config)
             if (made := self._channels.pop(command.link, None)) is not None:
                 made.close()
-            self.cluster.connections.closed(command.link, refusal or socket_error_text(error))
+            self.cluster.connections.on_link_closed(command.link, refusal or socket_error_text(error))
         else:
             if command.link not in self._channels:  # the peer has closed it meanwhile
                 return

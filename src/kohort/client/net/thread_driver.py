@@ -113,7 +113,7 @@ class ThreadClient:
         future: Future[T] = Future()
         with self.lock:
             try:
-                self.check()
+                self.raise_if_closed()
             except ClientClosedError:
                 coro.close()
                 raise
@@ -244,7 +244,7 @@ class ThreadClient:
         if self.failed:
             self.raise_if_closed()
 
-    def check(self) -> None:
+    def raise_if_closed(self) -> None:
         """Raise ClientClosedError when the client is closed or belongs to another process."""
         if os.getpid() != self._pid:
             raise ClientClosedError(
@@ -268,7 +268,7 @@ class ThreadClient:
             self.cluster.close_after_fault(failure)
         for future, task in list(self._calls.items()):
             try:
-                self.check()
+                self.raise_if_closed()
             except ClientClosedError as error:
                 with contextlib.suppress(InvalidStateError):  # the future is done, or was cancelled just now
                     future.set_exception(error)

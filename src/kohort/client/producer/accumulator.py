@@ -148,7 +148,7 @@ class Accumulator(Appender[Delivery]):
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used + size > self._memory:
-                self._full(size, partial(self.append, partition, record, size, on_delivery, choices))
+                self._full(size, partial(self.append_record, partition, record, size, on_delivery, choices))
             queue = self.queues.get(partition) or self._queue(partition)
             batch, before, kick = self._fill_open_batch(queue, record)
             if kick and choices is not None:
@@ -195,7 +195,7 @@ class Accumulator(Appender[Delivery]):
         queue.close_open_batch()
         return None, 0, True
 
-    def add(self, partition: TopicPartition, chunk: Chunk) -> Batch:
+    def add_chunk(self, partition: TopicPartition, chunk: Chunk) -> Batch:
         """Queue a chunk of encoded rows (`send_arrow`) as a batch of its own for a partition.
 
         A chunk larger than `buffer.memory` is taken when nothing else waits to be sent.
@@ -209,7 +209,7 @@ class Accumulator(Appender[Delivery]):
             if self.refusal is not None:
                 self.refusal(partition)
             if self.used and self.used + chunk.size > self.config.buffer_memory:
-                raise self._would_block(chunk.size, partial(self.add, partition, chunk))
+                raise self._would_block(chunk.size, partial(self.add_chunk, partition, chunk))
             queue = self._queue(partition)
             queue.close_open_batch()
             batch = Batch(partition, chunk, self, self.clock_ms())
@@ -224,7 +224,7 @@ class Accumulator(Appender[Delivery]):
         """Return why a batch is not done yet, for error texts. From any thread, without the lock."""
         reasons: list[str] = []
         with contextlib.suppress(ClientClosedError):
-            self._wake(lambda: reasons.append(self.why_not_done_here(batch)))
+            self._wake(lambda: reasons.append(self.undelivered_reason_locked(batch)))
         return reasons[0] if reasons else "the producer is closed"
 
     def undelivered_reason_locked(self, batch: Batch) -> str:

@@ -183,7 +183,7 @@ class ProducerCore:
             partition = self.accumulator.sticky_partition(topic, choices)
         elif partition is None:
             partition = self._choose(topic, record[1], len(places))
-        return self.accumulator.append(places[partition], record, size, on_delivery, choices)
+        return self.accumulator.append_record(places[partition], record, size, on_delivery, choices)
 
     def send_arrow(self, topic: str, batch: pa.RecordBatch | pa.Table, names: ColumnNames) -> TableDelivery:
         """Send the rows of a batch or table, with the arguments of `Producer.send_arrow`.

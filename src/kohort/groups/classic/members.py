@@ -15,7 +15,15 @@ from kohort.groups.effects import GroupState, SyncGroupReply
 from kohort.groups.events import Client
 from kohort.groups.failure_detector import MonitoredMember
 from kohort.groups.group import Appliers, GroupMembership
-from kohort.groups.records import GenerationStarted, GroupSaved, Kind, OfferedProtocol, Record, RecordKey, SavedMember
+from kohort.groups.records import (
+    GenerationStarted,
+    GroupSaved,
+    OfferedProtocol,
+    Record,
+    RecordKey,
+    RecordKind,
+    SavedMember,
+)
 from kohort.groups.sizes import names_bytes
 from kohort.groups.step import Step
 from kohort.groups.timers import Deadline, Timer

@@ -440,8 +440,8 @@ class Checkpoints:
         if plane.pending is not None:
             plane.request(DeferredResetDue())
             return
-        self.schedule()
-        self.starts.serve()
+        self.schedule_next_checkpoint()
+        self.starts.hand_out_partitions()
         self.want_if_member_leaves()
 
     def _log_completed(self, ongoing: OngoingCheckpoint) -> None:

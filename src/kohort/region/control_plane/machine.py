@@ -114,8 +114,8 @@ class RegionMachine:
             case PendingCommitSettled():
                 self.recovery.resume_if_settled()
             case RegionRunning():
-                self.checkpoints.schedule()
-                self.starts.serve()
+                self.checkpoints.schedule_next_checkpoint()
+                self.starts.hand_out_partitions()
                 self.checkpoints.want_if_member_leaves()
             case MembersChanged():
                 if self.state is RESETTING:

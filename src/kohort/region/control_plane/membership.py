@@ -51,7 +51,7 @@ from kohort.region.messages import (
     RegistrationRequest,
     StopOrder,
 )
-from kohort.region.records import Epoch, Part, StoppedMembers, part_of
+from kohort.region.records import EpochBegun, Part, StoppedMembers, to_part
 from kohort.region.states import RegionState
 
 _HERE = (RegionState.RUNNING, RegionState.DRAINING, RegionState.CHECKPOINTING, RegionState.COMMITTING)
@@ -394,7 +394,7 @@ class RegionMembers:
         def continue_after_save() -> None:
             plane.stopped_members = stopped
 
-        plane.save([StoppedMembers(plane.region, stopped, plane.now_ms)], continue_after_save)
+        plane.save_facts([StoppedMembers(plane.region, stopped, plane.now_ms)], continue_after_save)
 
     def _release_member(self, member: RegisteredMember) -> None:
         plane = self.plane
@@ -534,7 +534,7 @@ TABLE: Final[Table] = {
         COMMITTING: row("the member takes part in the next checkpoint; an earlier member of its name is fenced",
                          RegionMembers.on_register,
                          *RESETS_OR_STOPS),
-        RESETTING: row("the member gets the epoch of the reset", RegionMembers.register, RUNNING, DRAINING, STOPPED),
+        RESETTING: row("the member gets the epoch of the reset", RegionMembers.on_register, RUNNING, DRAINING, STOPPED),
         STOPPED: row("the member gets the cause, and its connection ends", RegionMembers.refuse_while_stopped),
     },
     LeaveRequest: {

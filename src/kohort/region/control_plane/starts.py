@@ -124,7 +124,7 @@ class StartOffsets:
         found = [
             position
             for position in report.found
-            if (position.group, position.topic, position.topic_id) in topics and part_of(position) not in plane.begun
+            if (position.group, position.topic, position.topic_id) in topics and to_part(position) not in plane.begun
         ]
         plane.begun.update(map(to_part, found))
         facts: list[Fact] = [

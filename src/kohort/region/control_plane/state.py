@@ -340,7 +340,7 @@ class ControlPlaneState:
         self.expected = {name: known.processes.get(name, "") for name in sorted(known.expected)}
         self.ended: set[str] = set()
         self.stopped_members = dict(known.stopped_members)
-        self.start_requests: list[StartOffsetRequest] = []
+        self.start_requests: list[PendingStartRequest] = []
         self.ongoing: OngoingCheckpoint | None = None
         self.attempts = 0
         self.wanted = False

@@ -51,7 +51,6 @@ from kohort.region.files import (
     list_folder,
     make_folder,
     make_folders,
-    names_in,
     read_file,
     remove_file,
     sync_folder,
@@ -95,6 +94,7 @@ try:
         check_partition_columns,
         check_writable_table,
         delta_stored_schema,
+        file_statistics_json,
         refuse_partition_types,
         rows_by_partition,
     )
@@ -273,7 +273,7 @@ class DeltaTable(FolderSink):
             table = self._table(schema)
             check_writable_table(self.path, table, self.mode)
             parts = tuple(table.metadata().partition_columns)
-            refuse_partition_types(self.path, schema_of(table), parts)
+            refuse_partition_types(self.path, arrow_columns_of(table), parts)
             if self.partition_by and parts != self.partition_by:
                 raise InvalidInputError(f"{self.path} is parted by {list(parts)}, not by {list(self.partition_by)}")
             schema = self._fitting(arrow_columns_of(table), schema)
@@ -593,7 +593,7 @@ class DeltaTable(FolderSink):
             whole = self._claim().alone and len(self._names_in(f"{self.path}/_kohort")) == 1
         else:
             ours = [file for file in there if self._is_ours(file["path"])]
-            whole = sum(file["num_records"] or 0 for file in ours) == self._log.row_count(table)
+            whole = sum(file["num_records"] or 0 for file in ours) == self._log.appended_row_count(table)
         hidden = self._log.files_with_deleted_rows(table)
         whole = whole and not any(unquote(file["path"]).rpartition("/")[2] in hidden for file in ours)
         if there and not whole:

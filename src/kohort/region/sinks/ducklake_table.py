@@ -210,7 +210,7 @@ class DuckLakeTable(FolderSink):
     def _decoded(self, text: str) -> OwnerMarker:
         try:
             claim = msgspec.json.decode(text, type=OwnerMarker)
-            claim.rows()
+            claim.row_schema()
         except (*UNREADABLE_JSON, CorruptDataError) as error:
             raise CorruptDataError(f"The region's row in {_REGIONS} of {self.place} can't be read: {error}") from error
         if claim.format != 1:
@@ -479,7 +479,7 @@ class DuckLakeTable(FolderSink):
         """Check that DuckLake accepts a Parquet file: add it to the table in a transaction that is rolled back."""
         try:
             with self._lake.transaction() as at:
-                at.call(self._adding([path]))
+                at.execute_statement(self._adding([path]))
         except InvalidInputError as error:
             if self._is_partitioned():
                 raise InvalidInputError(
@@ -491,11 +491,11 @@ class DuckLakeTable(FolderSink):
     def _is_partitioned(self) -> bool:
         with self._lake.transaction() as at:
             return bool(
-                at.ask(
+                at.query_rows(
                     "SELECT 1 FROM __ducklake_metadata_{lake}.ducklake_partition_info p JOIN "
                     "__ducklake_metadata_{lake}.ducklake_table t USING (table_id) WHERE p.end_snapshot IS NULL AND "
                     "t.end_snapshot IS NULL AND lower(t.table_uuid::VARCHAR) = ?",
-                    str(UUID(at.tables(self._names[0])[self._names[1].lower()])),
+                    str(UUID(at.table_uuids(self._names[0])[self._names[1].lower()])),
                 )
             )
 

@@ -126,7 +126,7 @@ class IcebergLog:
             return None
         try:
             claim = msgspec.json.decode(text, type=OwnerMarker)
-            claim.rows()
+            claim.row_schema()
         except (*UNREADABLE_JSON, CorruptDataError) as error:
             raise CorruptDataError(
                 f"The property {self._prefix}region of {self._place} can't be read: {error}"

@@ -104,7 +104,7 @@ def decode_owner_marker(data: bytes, folder: str) -> OwnerMarker:
         claim = msgspec.json.decode(data, type=OwnerMarker)
         if claim.format != 1:
             raise InvalidInputError(f"{folder} was written by a newer kohort, in format {claim.format}")
-        claim.rows()
+        claim.row_schema()
     except (*UNREADABLE_JSON, CorruptDataError) as error:
         raise CorruptDataError(f"{folder}/{CLAIM} can't be read: {error}") from error
     return claim

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from kohort.errors import CorruptDataError, InvalidInputError
-from kohort.region.files import FileCalls, Output, copy_file, names_in, remove, sync_folder
+from kohort.region.files import FileCalls, Output, copy_file, list_folder, remove_file, sync_folder
 from kohort.region.sinks.owner_marker import UNFINISHED, UNREADABLE_JSON
 from kohort.region.staged import StagedKey
 
