@@ -155,7 +155,7 @@ class WorldFileIO(PyArrowFileIO):
         self._root, self._client = root, client
         self.fs_by_scheme = self._file_system
 
-    def local_path_of(self, location: str) -> str:
+    def path_of(self, location: str) -> str:
         """Return the object of a location."""
         path = location.removeprefix(f"{self._root}/")
         assert path != location, location
