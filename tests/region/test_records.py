@@ -22,11 +22,13 @@ from kohort.region.records import (
     Fact,
     GroupClaim,
     InitialOffset,
+    InitialTopics,
     KeyedStateHead,
     Manifest,
     OffsetSpan,
     Position,
     PublishedCheckpoint,
+    RegionCreated,
     RegionStopped,
     StoppedMembers,
     TermBegun,
@@ -54,7 +56,7 @@ FACTS: list[Fact] = [
     RegionStopped("r", "why", "m", "mend it", 7),
     StoppedMembers("r", {"m/ü": REGION_ID, "n": T}, 7),
     PublishedCheckpoint("r", "parquet:/out", 4, 7, True),
-    Began("r", "etl", ("t", "u")),
+    InitialTopics("r", "etl", ("t", "u")),
 ]
 
 

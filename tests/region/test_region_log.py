@@ -415,7 +415,7 @@ def test_what_can_not_be_read_is_passed_over_with_a_word(
     pen.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)])
     with Producer(servers) as producer:
         for key, value in ((b"[", b"x"), (b"[[]]", b"x"), (f'["epoch","{name}"]'.encode(), b"\x07later")):
-            producer.send(TOPIC, value, key, partition=partition_of(name, 9)).result()
+            producer.send(TOPIC, value, key, partition=region_partition(name, 9)).result()
     with caplog.at_level(logging.WARNING, "kohort.region"):
         _, after = begin(home, closing)
     assert after.epoch == 1 and after.region_id == known.region_id

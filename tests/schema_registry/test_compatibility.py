@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import pytest
 
-from kohort.schema_registry.subjects import LEVELS, avro_incompatibilities
+from kohort.schema_registry.subjects import LEVELS, avro_incompatibilities, read_incompatibilities
 
 
 def record(*fields: tuple[Any, ...], name: str = "R", **more: Any) -> Any:

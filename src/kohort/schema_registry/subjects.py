@@ -61,13 +61,13 @@ def avro_incompatibilities(level: str, new: str, olds: Sequence[str]) -> list[st
     reasons: list[str] = []
     for old in compared:
         if level.startswith(("BACKWARD", "FULL")):
-            reasons += unreadable(new, old)
+            reasons += read_incompatibilities(new, old)
         if level.startswith(("FORWARD", "FULL")):
-            reasons += unreadable(old, new)
+            reasons += read_incompatibilities(old, new)
     return reasons
 
 
-def unreadable(reader: str, writer: str) -> list[str]:
+def read_incompatibilities(reader: str, writer: str) -> list[str]:
     """Return the reasons why a reader's Avro schema can't read values of a writer's (both as JSON); empty if it can."""
     return list(
         _Resolution().compare(avro_schema(reader, "the reader's schema"), avro_schema(writer, "the writer's schema"))
