@@ -292,7 +292,7 @@ def test_endpoint_is_trusted_by_the_authorities_of_the_brokers(tmp_path: Path, g
 def test_token_of_another_type_is_refused_and_not_sent(token: Any) -> None:
     given = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "OAUTHBEARER", "sasl.oauth.token": lambda: token}
     with pytest.raises(SaslError, match=f"must return a token as str, not {type(token).__name__}"):
-        sasl_mechanism(client_config(ConnectionConfig, "127.0.0.1:1", given)).start()
+        sasl_mechanism(client_config(ConnectionConfig, "127.0.0.1:1", given)).first_message()
 
 
 def test_client_takes_new_certificates_for_new_connections(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -43,7 +43,7 @@ class BrokerHere:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
         broker = BrokerServer(self._loop, self._data, "127.0.0.1:0", self._settings, self.beside)
         try:
-            await broker.begin()
+            await broker.start_accepting()
             self.address = broker.address
             self._ready.set()
             await self._end.wait()

@@ -511,7 +511,7 @@ def test_merged_files_survive_a_power_loss_in_folders_that_another_compactor_mad
     files = {path: compaction.ParquetFileEntry(size, 1, 2)}
     assert generations.create_generation(Generation(1, REGION, 1, 2, files, {}, ""))
     volume.lose_power(LosesAll())
-    assert list(generations.newest().files) == [path] and generations.read_content(path) == b"rows"
+    assert list(generations.read_newest_generation().files) == [path] and generations.read_content(path) == b"rows"
 
 
 def test_power_loss_kills_a_compaction_that_syncs_no_names(monkeypatch: Patch) -> None:

@@ -63,5 +63,5 @@ def test_serve_after_close_begins_no_term() -> None:
     election = LeaderElection(place, RegionConfig())
     election.close()
     with pytest.raises(InvalidInputError, match="closed"):
-        election.serve()
+        election.become_control_plane()
     assert place.tried == []

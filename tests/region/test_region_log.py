@@ -223,14 +223,14 @@ def test_a_closed_writer_fences_no_successor(home: RegionLogView, name: str, clo
     second, _ = begin(home, closing)
     writes: list[Callable[[], object]] = [
         lambda: first.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)]),
-        first.settle,
-        lambda: first.outsiders(name, (), frozenset()),
+        first.resolve_pending_commit,
+        lambda: first.find_outside_clients(name, (), frozenset()),
     ]
     for write in writes:
         with pytest.raises(TermOverError):
             write()
     second.save([EpochBegun(name, 2, 2, 1, 0, "why", 7)])
-    assert home.saved().epoch == EpochBegun(name, 2, 2, 1, 0, "why", 7)
+    assert home.read_saved_facts().epoch == EpochBegun(name, 2, 2, 1, 0, "why", 7)
 
 
 def test_close_ends_the_initialisation_of_a_producer(name: str, closing: Closing) -> None:

@@ -372,14 +372,14 @@ def test_claims_count_after_the_key_was_replaced(own_servers: str, name: str) ->
     try:
         log, _ = before.take_over("127.0.0.1", 1)
         log.close()
-        before.claim("g-" + name)
+        before.claim_group("g-" + name)
         late = GroupClaim("g-" + name, f"{name}.other", "", 0)
         other._put_claims([(encode_fact_key(late), encode_fact_value(late))])
         after.reseal()
         after.check_group("g-" + name)
-        after.claim("g-" + name)
+        after.claim_group("g-" + name)
         with pytest.raises(InvalidInputError, match=f"belongs to region {name!r}"):
-            other.claim("g-" + name)
+            other.claim_group("g-" + name)
     finally:
         for home in (before, after, other):
             home.close()

@@ -344,7 +344,7 @@ def test_deep_value_of_a_string_column_is_its_json(opened: bytes, closed: bytes)
     text = opened * levels + b'"\xc3\xbc"' + closed * levels
     parts = JsonDecoder(NUMBERED, UTC).decode(pa.array([b'{"n":1,"s":' + text + b"}", b'{"n":2}'], pa.binary()))
     assert parts.reasons == {}
-    assert parts.joined().to_pylist() == [{"n": 1, "s": text.decode()}, {"n": 2, "s": None}]
+    assert parts.to_array().to_pylist() == [{"n": 1, "s": text.decode()}, {"n": 2, "s": None}]
 
 
 def test_deep_value_is_at_most_bad_where_the_caller_is_deep_too() -> None:
