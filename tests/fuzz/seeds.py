@@ -29,11 +29,14 @@ from kohort.region.records import (
     EpochBegun,
     GroupClaim,
     InitialOffset,
+    InitialTopics,
     Manifest,
     OffsetSpan,
     Position,
+    PublishedCheckpoint,
     RegionCreated,
     RegionStopped,
+    StoppedMembers,
     TermBegun,
 )
 from kohort.wire import push
@@ -122,6 +125,7 @@ def _regions() -> Iterator[tuple[str, str, bytes]]:
     for fact in (
         TermBegun("r", 3, "127.0.0.1", 9, b"", 0), EpochBegun("r", 5, 3, 6, 0, "m", 0),
         RegionCreated("r", region_id, 0), RegionStopped("r", "who", "m", "why", 0), GroupClaim("g", "r", "app", 0),
+        StoppedMembers("r", {"m": region_id}, 0), InitialTopics("r", "g", ("t",)), PublishedCheckpoint("r", "s", 4, 0),
         Manifest("r", region_id, 4, 3, 0, 0, ("m",), ("m",), (position,), places=("s",)),
         InitialOffset("r", "g", "t", UUID(int=1), 0, 10, 2),
     ):  # fmt: skip
