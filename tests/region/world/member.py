@@ -396,7 +396,7 @@ class Member:
                         self.states.kept.set_saved_state(to_part(position), position.state)
             case member_events.LookUpStartOffsets(number, first, added):
                 topics = {part._replace(partition=0) for part in first}
-                whole = [part for part in self.world.ends if part._replace(partition=0) in topics]
+                whole = [part for part in self.world.group.parts() if part._replace(partition=0) in topics]
                 found = [self.begin(part, 0 if part in added else None) for part in (*whole, *added)]
                 self.later(lambda: self.step(member_events.StartOffsetsFound(number, tuple(found))))
             case member_events.ReleasePartitions(parts):
