@@ -254,8 +254,8 @@ class RegionQuery:
             with self._lock:
                 self._state, self._given = state, None
 
-    def on_member_ended(self, member: int, error: BaseException | None) -> None:
-        """Stop the run, because a member has ended; after an error abandon the other members too.
+    def on_source_member_ended(self, source_number: int, error: BaseException | None) -> None:
+        """Stop the run, because a source's member has ended; after an error, end the other members without a leave.
 
         The query is over when all its members have ended.
         """
@@ -263,7 +263,7 @@ class RegionQuery:
         def end_member() -> None:
             if error is not None and error.__cause__ is None:
                 error.__cause__ = self._failures.last
-            self._gone.add(member)
+            self._gone.add(source_number)
             self.error = self.error or error
             for number, other in enumerate(self._members()):
                 if number not in self._gone and error is not None:
