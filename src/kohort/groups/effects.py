@@ -520,7 +520,7 @@ class RebalanceCaused(NamedTuple):
 
 
 class RebalanceLeftNoMembers(NamedTuple):
-    """A note for the metrics: a rebalance has ended and left the group without members. `at_ms` is wall clock time."""
+    """A note for the history of rebalances: one has ended and left no members. `at_ms` is wall clock time."""
 
     group_id: str
     generation: int

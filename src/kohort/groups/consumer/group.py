@@ -416,7 +416,7 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
     def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
         """Keep the group's changed session timeout and heartbeat interval.
 
-        Each member gets them with its next heartbeat. Running session timers are left as they are.
+        They apply to each member from its next heartbeat. Running session timers are left as they are.
         """
         self.settings = event.settings
 
