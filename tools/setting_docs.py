@@ -19,7 +19,7 @@ from kohort.groups.config import GroupConfig
 from kohort.log.config import LogConfig
 from kohort.settings.config import Setting, settings
 from kohort.spark.options import SourceOptions
-from kohort.spark.sink_options import SinkOptions
+from kohort.spark.sink_options import KafkaSinkOptions
 from kohort.spark.tables import TableOptions
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
@@ -91,7 +91,7 @@ SECTIONS = (
         "Spark sink",
         '`df.write.format("kohort").option(NAME, VALUE)`, and `writeStream`. Settings of the producer are given with '
         "`kafka.` before their names.",
-        SinkOptions,
+        KafkaSinkOptions,
     ),
     Section("Spark tables", '`spark.read.format("kohort").option("table", …)`.', TableOptions),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kohort.broker.rebalance_history import CAUSES_KEPT, HISTORY_CHARS_MAX, REBALANCES_KEPT, TEXT_MAX, RebalanceHistory
-from kohort.groups.effects import Cause, Downtime, GroupEmptied, RebalanceCaused, Rebalanced, RebalanceReason
+from kohort.groups.effects import Cause, Downtime, RebalanceCaused, Rebalanced, RebalanceLeftNoMembers, RebalanceReason
 
 
 def caused(group: str, member: str, text: str = "joined", at_ms: int = 0) -> RebalanceCaused:
@@ -60,7 +60,7 @@ def test_history_of_causes_that_never_end_is_bounded_too() -> None:
 def test_history_of_a_group_that_becomes_empty_names_what_it_lost() -> None:
     history = RebalanceHistory()
     history.record_rebalance_event(RebalanceCaused("g", Cause(RebalanceReason.LEFT, "member m left", "m"), 5))
-    history.record_rebalance_event(GroupEmptied("g", 2, 7))
+    history.record_rebalance_event(RebalanceLeftNoMembers("g", 2, 7))
     (record,) = history.history_of_group("g").past
     assert (record.members, record.ended_ms, record.causes[0].cause.text) == (0, 7, "member m left")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kohort.groups.effects import GroupEmptied, RebalanceCaused, Rebalanced, RebalanceReason
+from kohort.groups.effects import RebalanceCaused, Rebalanced, RebalanceLeftNoMembers, RebalanceReason
 from tests.groups.harness import Trial, owned, protocols
 from tests.groups.push_harness import PushTrial
 
@@ -25,7 +25,7 @@ def story(trial: Trial) -> list[str]:
             told.append(f"{note.cause.reason.value} {note.cause.member_id}".strip())
         elif isinstance(note, Rebalanced):
             told.append(f"done {note.members}")
-        elif isinstance(note, GroupEmptied):
+        elif isinstance(note, RebalanceLeftNoMembers):
             told.append("empty")
     trial.notes.clear()
     return told

@@ -49,7 +49,7 @@ def log(tmp_path: Path) -> Iterator[PartitionLog]:
 def spots(log: PartitionLog, number: int) -> tuple[int, int, int]:
     """Where a batch begins and ends in the file, and its base offset."""
     at = 0
-    for place, batch in enumerate(log.batches(0)):
+    for place, batch in enumerate(log.iterate_batches(0)):
         if place == number:
             return at, at + len(batch), parse_header(batch).base_offset
         at += len(batch)

@@ -136,7 +136,7 @@ def test_one_append_is_one_batch(log: PartitionLog) -> None:
     writer = LogJournal(log)
     writer.begin_term(1)
     writer.append(1, RECORDS, NOW)
-    assert [parse_header(b).records_count for b in log.batches(0)] == [len(RECORDS)]
+    assert [parse_header(b).records_count for b in log.iterate_batches(0)] == [len(RECORDS)]
 
 
 @pytest.mark.parametrize("form", ["kernel", "plain"])
@@ -185,7 +185,7 @@ def test_offsets_of_transactions_are_in_transactional_batches(log: PartitionLog)
     writer.append(1, [r.TransactionMarked(7, 1, False)], NOW)
     again = PartitionLog.open(log.path, log.config, CRASHED)
     assert replayed(again) == [*mixed, PENDING, r.TransactionMarked(7, 1, False)]
-    headers = [parse_header(b) for b in again.batches(0)]
+    headers = [parse_header(b) for b in again.iterate_batches(0)]
     assert [h.is_transactional for h in headers if not h.is_control].count(True) == 2
     assert len(again.active.transactions.entries) == 1
 
@@ -200,12 +200,12 @@ def test_large_appends_are_whole_or_not_there(
     end = log.end_offset
     commits = [r.OffsetCommitted("group", "topic", number, number, 0, "", NOW) for number in range(300)]
     writer.append(1, commits, NOW)
-    sizes = [parse_header(b).size for b in log.batches(0)]
+    sizes = [parse_header(b).size for b in log.iterate_batches(0)]
     assert len(sizes) > 8
     assert max(sizes) < 2500
     assert replayed(log) == [RECORDS[0], *commits]
     file = log.active.path
-    starts = [parse_header(b).base_offset for b in log.batches(end)]
+    starts = [parse_header(b).base_offset for b in log.iterate_batches(end)]
     for number, size in enumerate(range(sum(sizes[:1]), sum(sizes), 1777)):
         copy = copy_folder(log.path, tmp_path / f"torn-{number}")
         (copy / file.name).write_bytes(file.read_bytes()[:size])

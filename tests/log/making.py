@@ -30,7 +30,7 @@ def keyed(*pairs: tuple[bytes, bytes | None], at: int = NOW, **facts: object) ->
 def values(log: PartitionLog, start: int | None = None) -> list[tuple[int, bytes]]:
     """Every record from `start` on, as offset and value."""
     first = log.log_start_offset if start is None else start
-    found = [(r.offset, bytes(r.value or b"")) for b in log.batches(first) for r in read_records(b)]
+    found = [(r.offset, bytes(r.value or b"")) for b in log.iterate_batches(first) for r in read_records(b)]
     return [pair for pair in found if pair[0] >= first]
 
 

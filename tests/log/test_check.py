@@ -173,7 +173,7 @@ def test_what_is_damaged_is_named_and_repaired_without_loss(
         assert log.end_offset == end
         offset = log.append(batch(b"goes on", at=NOW), NOW, from_client=False).base_offset
         assert offset == end
-        found_offsets = [(r.offset) for data in log.batches(0) for r in read_records(data)]
+        found_offsets = [(r.offset) for data in log.iterate_batches(0) for r in read_records(data)]
         assert found_offsets == sorted(set(found_offsets))
 
 

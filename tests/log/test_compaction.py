@@ -30,7 +30,7 @@ _APPENDS = st.lists(
 
 
 def records(log: PartitionLog) -> list[tuple[int, bytes | None, bytes | None]]:
-    return [(r.offset, r.key, r.value) for b in log.batches(log.log_start_offset) for r in read_records(b)]
+    return [(r.offset, r.key, r.value) for b in log.iterate_batches(log.log_start_offset) for r in read_records(b)]
 
 
 @settings(max_examples=examples(80), deadline=None)
@@ -75,12 +75,12 @@ def test_last_batch_of_a_log_stays(tmp_path: Path, what: str) -> None:
     log.roll()
     for ms in (0, 100_000, 200_000):
         compact_now(log, NOW + ms)
-    (last,) = log.batches(0)
+    (last,) = log.iterate_batches(0)
     assert parse_header(last).next_offset == log.end_offset
     end = log.end_offset
     log.append(keyed((b"c", b"3")), NOW)
     compact_now(log, NOW + 300_000)
-    assert [parse_header(batch).base_offset for batch in log.batches(0)] == [end]
+    assert [parse_header(batch).base_offset for batch in log.iterate_batches(0)] == [end]
 
 
 def test_tombstones_go_after_their_time_on_a_second_run(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_sequences_and_offsets_of_a_thinned_batch_stay(tmp_path: Path) -> None:
     log.append(keyed((b"b", b"5"), base_sequence=4, **facts), NOW)
     log.roll()
     compact_now(log, NOW)
-    headers = [parse_header(b) for b in log.batches(0)]
+    headers = [parse_header(b) for b in log.iterate_batches(0)]
     assert [(h.base_offset, h.last_offset, h.base_sequence, h.last_sequence) for h in headers] == [
         (0, 3, 0, 3),
         (4, 4, 4, 4),
@@ -306,7 +306,7 @@ def test_a_flipped_offset_beside_a_gap_is_seen_by_the_index(tmp_path: Path) -> N
     again = PartitionLog.open(tmp_path / "t-0", config, OpenOptions(cleaned_offset=log.cleaned_offset))
     seen = []
     with pytest.raises(DamagedError):
-        seen.extend(again.batches(0))
+        seen.extend(again.iterate_batches(0))
     assert parse_header(seen[-1]).last_offset < beside.header.base_offset
 
 
@@ -478,7 +478,7 @@ def test_records_after_an_abort_whose_marker_is_gone_are_read(tmp_path: Path, re
     for run in range(3):
         compact_now(log, NOW + 10 * run)
         assert committed_values(log) == expected
-    kinds = [parse_header(found).is_control for found in log.batches(0)]
+    kinds = [parse_header(found).is_control for found in log.iterate_batches(0)]
     assert kinds == [False, False, True], "the aborted record and its marker are gone"
     if reopened == "clean":
         log.close()

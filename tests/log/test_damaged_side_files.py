@@ -217,7 +217,7 @@ def test_damage_in_files_of_the_data_folder_loses_no_record(made: Path, tmp_path
                 assert log.append(batch(b"new"), NOW).base_offset >= 140, at
                 read: list[int] = []
                 with contextlib.suppress(DamagedError):  # offsets that the checkpoint names and the file has not
-                    read.extend(record.offset for part in log.batches(0) for record in read_records(part))
+                    read.extend(record.offset for part in log.iterate_batches(0) for record in read_records(part))
                 assert read[:140] == list(range(140)), at
         except InvalidInputError:
             assert name == "meta.properties"

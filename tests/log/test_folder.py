@@ -120,7 +120,7 @@ def test_after_a_power_loss_an_epoch_begins_also_where_nothing_is_left_and_no_fo
     _release_lock(store)
     with LogStore(path) as store:
         log = store.partition(T)
-        assert [record.partition_leader_epoch for record in map(parse_header, log.batches(0))] == [1]
+        assert [record.partition_leader_epoch for record in map(parse_header, log.iterate_batches(0))] == [1]
         assert log.end_offset_for_epoch(0) == (0, 0), "what was read in epoch 0 is no part of this"
     boot.write_text("three\n")
     with LogStore(path) as store:
@@ -135,4 +135,4 @@ def test_after_a_power_loss_an_epoch_begins_also_where_nothing_is_left_and_no_fo
     with LogStore(path) as store:
         log = store.partition(TopicPartition("t", 1))
         log.append(batch(b"x"), NOW)
-        assert [parse_header(entry).partition_leader_epoch for entry in log.batches(0)] == [2]
+        assert [parse_header(entry).partition_leader_epoch for entry in log.iterate_batches(0)] == [2]

@@ -69,14 +69,14 @@ def test_hostile_batch_is_refused_and_nothing_is_written(log: PartitionLog, name
 @pytest.mark.parametrize("name", HARMLESS)
 def test_batch_that_kafka_accepts_is_accepted(log: PartitionLog, name: str) -> None:
     log.append(HOSTILE[name], NOW)
-    (found,) = log.batches(0)
+    (found,) = log.iterate_batches(0)
     assert bytes(found)[16:] == HOSTILE[name][16:]
 
 
 @pytest.mark.parametrize("name", CORRECTED)
 def test_maximum_timestamp_is_corrected(log: PartitionLog, name: str) -> None:
     log.append(HOSTILE[name], NOW)
-    (found,) = log.batches(0)
+    (found,) = log.iterate_batches(0)
     header = parse_header(found)
     assert header.max_timestamp == BASE_MS
     assert has_valid_crc(found, header)
@@ -95,7 +95,7 @@ def test_good_batches_of_every_codec_are_stored_unchanged(log: PartitionLog, cod
         compression=codec,
     )
     log.append(batch, NOW)
-    (found,) = log.batches(0)
+    (found,) = log.iterate_batches(0)
     assert bytes(found)[16:] == batch[16:]
 
 
@@ -255,7 +255,7 @@ def test_compaction_of_bombs_runs_in_a_worker_thread(tmp_path: Path, watched: Wa
         asyncio.run(asyncio.wait_for(maintain(), 60))
         assert watched.elsewhere() == {"kohort-compaction"}
         assert all(limit <= compaction_module._STEP_BYTES for limit in watched.on_loop())
-        kept = [found for batch in log.batches(0) for found in read_records(batch)]
+        kept = [found for batch in log.iterate_batches(0) for found in read_records(batch)]
         assert [(found.key, found.value) for found in kept] == [(b"other", values[2]), (b"same", values[2])]
 
 
@@ -268,6 +268,6 @@ def test_compaction_keeps_header_names_that_are_no_text(tmp_path: Path) -> None:
         log.append(hostile_batch(body, 2), NOW)
     log.roll()
     compaction_module.compact_now(log, NOW)
-    kept = b"".join(bytes(found)[61:] for found in log.batches(0))
+    kept = b"".join(bytes(found)[61:] for found in log.iterate_batches(0))
     assert kept.count(b"same") == 1
     assert kept.count(b"only") == kept.count(b"\xff\xfe") - 1 == 4

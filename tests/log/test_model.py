@@ -94,7 +94,7 @@ class LogAgainstList(RuleBasedStateMachine):
     @precondition(lambda self: self.records)
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        bases = {parse_header(b).base_offset for b in self.log.batches(self.start)}
+        bases = {parse_header(b).base_offset for b in self.log.iterate_batches(self.start)}
         offset = data.draw(st.sampled_from(sorted(bases | {self.log.end_offset})))
         if offset < self.start:
             return
@@ -125,7 +125,7 @@ class LogAgainstList(RuleBasedStateMachine):
 
     @invariant()
     def all_is_there(self) -> None:
-        found = [r for b in self.log.batches(self.start) for r in read_records(b)]
+        found = [r for b in self.log.iterate_batches(self.start) for r in read_records(b)]
         assert [(r.offset, r.timestamp, r.value) for r in found if r.offset >= self.start] == self._readable()
 
 

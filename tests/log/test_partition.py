@@ -139,15 +139,15 @@ def test_offsets_and_epoch_are_written_into_every_batch(log: PartitionLog, kind:
     log.advance_leader_epoch(9)
     log.append(kind(GOOD), NOW)
     log.append(kind(GOOD + batch(b"x" * 500) + GOOD), NOW)
-    headers = [parse_header(b) for b in log.batches(0)]
+    headers = [parse_header(b) for b in log.iterate_batches(0)]
     assert [(h.base_offset, h.partition_leader_epoch) for h in headers] == [(0, 9), (2, 9), (4, 9), (5, 9)]
-    assert all(has_valid_crc(b, parse_header(b)) for b in log.batches(0))
+    assert all(has_valid_crc(b, parse_header(b)) for b in log.iterate_batches(0))
 
 
 def test_very_many_batches_in_one_append(log: PartitionLog) -> None:
     result = log.append(GOOD * BATCHES_MAX, NOW)
     assert (result.base_offset, result.last_offset) == (0, 2 * BATCHES_MAX - 1)
-    assert [parse_header(b).base_offset for b in log.batches(0)] == list(range(0, 2 * BATCHES_MAX, 2))
+    assert [parse_header(b).base_offset for b in log.iterate_batches(0)] == list(range(0, 2 * BATCHES_MAX, 2))
     with pytest.raises(InvalidInputError, match="more than 1000 batches"):
         log.append(GOOD * (BATCHES_MAX + 1), NOW)
 
@@ -157,7 +157,7 @@ def test_log_append_time_stamps_every_batch(tmp_path: Path, kind: type) -> None:
     log = PartitionLog.open(tmp_path / "t-0", LogConfig(message_timestamp_type="LogAppendTime"))
     result = log.append(kind(GOOD + GOOD), NOW + 5)
     assert result.log_append_time_ms == NOW + 5
-    for data in log.batches(0):
+    for data in log.iterate_batches(0):
         header = parse_header(data)
         assert header.max_timestamp == NOW + 5
         assert header.is_log_append_time

@@ -338,7 +338,7 @@ def test_a_compacted_file_whose_follower_is_lost_keeps_its_gaps(tmp_path: Path, 
 
 def latest(log: PartitionLog) -> dict[bytes | None, bytes | None]:
     """The newest value of each key."""
-    return {r.key and bytes(r.key): r.value for entry in log.batches(0) for r in read_records(entry)}
+    return {r.key and bytes(r.key): r.value for entry in log.iterate_batches(0) for r in read_records(entry)}
 
 
 def test_a_compaction_has_the_names_of_what_follows_on_the_disk_first() -> None:

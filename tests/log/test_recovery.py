@@ -142,7 +142,7 @@ def test_a_compaction_interrupted_at_each_step_loses_nothing(tmp_path: Path) -> 
     def state(path: Path) -> dict[str, str]:
         again = PartitionLog.open(path, config, CRASHED)
         found = {}
-        for data in again.batches(again.log_start_offset):
+        for data in again.iterate_batches(again.log_start_offset):
             for record in read_records(data):
                 found[bytes(record.key or b"").decode()] = bytes(record.value or b"").decode()
         assert again.end_offset == 60

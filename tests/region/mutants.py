@@ -44,7 +44,7 @@ from kohort.region.member.machine import TABLE as MEMBER
 from kohort.region.member.machine import MemberMachine
 from kohort.region.messages import CheckpointCompleted, DrainOrder, MemberDrained, ResetOrder
 from kohort.region.record_codec import encode_fact_key, encode_fact_value
-from kohort.region.records import KeyedStateHead, Manifest, Part, staged_keys_by_sink
+from kohort.region.records import KeyedStateChainHead, Manifest, Part, staged_keys_by_sink
 from kohort.region.region_key import RecordAuthor, RegionKey
 from kohort.region.region_log import RegionLogWriter
 from kohort.region.server import UnknownOutcomeError
@@ -221,7 +221,7 @@ def _knows_all_but_no_answer(producer: Any) -> None:
 
 
 def _settles_by_looking(pen: RegionLogWriter) -> int:
-    return pen._followed().sequence
+    return pen._followed().last_complete_sequence
 
 
 def _closes_with_the_table(consumer: RegionConsumer, timeout_s: float = 0) -> None:
@@ -359,7 +359,7 @@ def _loses_what_was_not_saved(state: LoadedKeyedState, sequence: int) -> None:
         state._changed = {}
 
 
-def _begins_with_any_copy(states: KeyedStates, part: Part, head: KeyedStateHead | None) -> None:
+def _begins_with_any_copy(states: KeyedStates, part: Part, head: KeyedStateChainHead | None) -> None:
     kept = states._kept.get(part)
     _BEGIN(states, part, head)
     if kept is not None and part not in states._loaded:
@@ -374,7 +374,7 @@ _SAVE, _REVERT, _BEGIN = LoadedKeyedState.save, LoadedKeyedState.revert_changes,
 def _states_stay() -> Iterator[None]:
     """Working copies stay when their partitions go, and count when they come back."""
 
-    def begins(states: KeyedStates, part: Part, head: KeyedStateHead | None) -> None:
+    def begins(states: KeyedStates, part: Part, head: KeyedStateChainHead | None) -> None:
         states._heads.setdefault(part, head)
 
     with mock.patch.object(KeyedStates, "forget_partitions"), mock.patch.object(KeyedStates, "set_saved_state", begins):

@@ -123,8 +123,8 @@ class HeldLog(DeltaLog):
     def merge(self, *args: Any) -> bool:
         return bool(self.calls.do("merge", lambda: DeltaLog.merge(self, *args)))
 
-    def add_columns(self, *args: Any) -> bool:
-        return bool(self.calls.do("add columns", lambda: DeltaLog.add_columns(self, *args)))
+    def try_add_columns(self, *args: Any) -> bool:
+        return bool(self.calls.do("add columns", lambda: DeltaLog.try_add_columns(self, *args)))
 
 
 class HeldStoreLog(HeldLog, StoreDeltaLog):
@@ -142,8 +142,8 @@ class HeldStoreLog(HeldLog, StoreDeltaLog):
     def merge(self, *args: Any) -> bool:
         return bool(self._asked(lambda: HeldLog.merge(self, *args)))
 
-    def add_columns(self, *args: Any) -> bool:
-        return bool(self._asked(lambda: HeldLog.add_columns(self, *args)))
+    def try_add_columns(self, *args: Any) -> bool:
+        return bool(self._asked(lambda: HeldLog.try_add_columns(self, *args)))
 
     @staticmethod
     def _asked(act: Callable[[], Any]) -> Any:

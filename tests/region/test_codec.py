@@ -16,7 +16,7 @@ from kohort.errors import CorruptDataError
 from kohort.region import messages
 from kohort.region.message_codec import UnknownMessageError, decode_order, decode_report, encode_message
 from kohort.region.record_codec import region_in_claim_key, region_in_record_key
-from kohort.region.records import Contribution, KeyedStateHead, OffsetSpan, Part, Position
+from kohort.region.records import Contribution, KeyedStateChainHead, OffsetSpan, Part, Position
 from kohort.region.sinks.compaction import decode_generation
 from kohort.region.sinks.owner_marker import OwnerMarker, decode_owner_marker, decode_schema
 from kohort.region.sinks.staged_files import read_json
@@ -72,7 +72,7 @@ def test_reports_are_decoded_as_they_were(message: messages.Report | messages.As
         messages.RegistrationAccepted(1, 3, 4, ("m",), b"state", CUT),
         messages.RegistrationAccepted(1, 3, 4, ("m",)),
         messages.StartOffsetsAnswer(1, 1, (POSITION,), (PART,), (PART,)),
-        messages.StartOffsetsAnswer(1, 1, (replace(POSITION, state=KeyedStateHead(3, 4, bytes(16), 9_000)),)),
+        messages.StartOffsetsAnswer(1, 1, (replace(POSITION, state=KeyedStateChainHead(3, 4, bytes(16), 9_000)),)),
         messages.PublishOrder(1, 4, (KEY,)),
         messages.PublishOrder(1, 4, (KEY,), positions=(POSITION,)),
         messages.ResetOrder(1, 3, 0, None),

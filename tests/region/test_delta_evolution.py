@@ -105,14 +105,14 @@ def test_members_with_different_new_columns_add_both(tmp_path: Path, options: di
 
 def test_a_lost_answer_adds_the_column_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sink = made(tmp_path / "t", evolve="add")
-    whole = DeltaLog.add_columns
+    whole = DeltaLog.try_add_columns
 
     def lost(*args: Any) -> bool:
         whole(*args)
         raise RetriableError("the answer was lost")
 
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaLog, "add_columns", lost)
+        patched.setattr(DeltaLog, "try_add_columns", lost)
         with pytest.raises(RetriableError):
             sink.check(MORE)
     made(tmp_path / "t", evolve="add").stage(key(1), table(1))  # a member without the column is not kept out by it
@@ -475,12 +475,12 @@ Patch = pytest.MonkeyPatch
 def _a_second_member_replaces_the_columns(patch: Patch) -> None:
     """The marker's file of a second member replaces that of the first."""
 
-    def add_columns(files: Any, folder: str, number: int, columns: Any) -> bool:
+    def try_add_columns(files: Any, folder: str, number: int, columns: Any) -> bool:
         data = json.dumps({"format": 1, "schema": owner_marker.encode_schema(pa.schema(columns))}).encode()
         Path(f"{folder}/columns-{number}.json").write_bytes(data)
         return True
 
-    patch.setattr(owner_marker, "add_columns", add_columns)
+    patch.setattr(owner_marker, "try_add_columns", try_add_columns)
 
 
 def _publishes_by_what_it_knew(patch: Patch) -> None:
@@ -498,11 +498,11 @@ def _publishes_by_what_it_knew(patch: Patch) -> None:
 def _adds_to_whatever_is_newest(patch: Patch) -> None:
     """The library's own retry."""
 
-    def add_columns(self: DeltaLog, table: Any, columns: Any) -> bool:
+    def try_add_columns(self: DeltaLog, table: Any, columns: Any) -> bool:
         deltalake.DeltaTable(self._path).alter.add_columns(deltalake.Schema.from_arrow(pa.schema(columns)).fields)
         return True
 
-    patch.setattr(DeltaLog, "add_columns", add_columns)
+    patch.setattr(DeltaLog, "try_add_columns", try_add_columns)
 
 
 Run = Callable[[str, Path], None]

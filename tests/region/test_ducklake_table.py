@@ -298,7 +298,7 @@ def test_a_sweep_takes_unfinished_files_and_none_that_the_lake_has(
 
     child = os.fork()
     if not child:
-        monkeypatch.setattr(DuckLakeTable, "_try_file", died)
+        monkeypatch.setattr(DuckLakeTable, "_check_file_accepted", died)
         pickle.loads(pickle.dumps(sink)).stage(key(2), table(2))
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -13,7 +13,7 @@ from kohort.region.member import events as member_events
 from kohort.region.member.machine import TABLE, MemberMachine
 from kohort.region.member.state import MemberBehaviour
 from kohort.region.messages import CheckpointAttempt, Identity
-from kohort.region.records import KeyedStateHead, Part, Position
+from kohort.region.records import KeyedStateChainHead, Part, Position
 from kohort.region.states import RegionMemberState
 
 REGION_ID, TOPIC_ID = UUID(int=7), UUID(int=9)
@@ -384,7 +384,7 @@ def test_who_wants_all_to_go_back_says_so_until_they_do_and_takes_part_in_no_cut
     assert not driven.effects(member_events.StartPolling) and not driven.said(messages.StartOffsetsRequest)
 
 
-STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
+STATE = KeyedStateChainHead(6, 7, bytes(16), 9_000)
 
 
 def test_state_goes_with_the_offset_into_the_contribution() -> None:

@@ -24,7 +24,7 @@ from kohort.errors import CorruptDataError, InvalidInputError, RetriableError
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
 from kohort.region.keyed_state.state_files import ReadPart, encode_file_header, entry_of_file, partition_folder_name
 from kohort.region.keyed_state.states import KeyedStateCopy, KeyedStates, LoadedKeyedState, StateMapping
-from kohort.region.records import KeyedStateHead, Part
+from kohort.region.records import KeyedStateChainHead, Part
 from kohort.region.sinks.availability import is_temporary_error
 from tests.region.s3_server import LossyProxy
 from tests.region.test_parquet_s3 import options
@@ -59,7 +59,9 @@ def save(place: RegionStateStore) -> LoadedKeyedState:
     return state
 
 
-def load(place: RegionStateStore, head: KeyedStateHead | None, work_folder: Path | None = None) -> dict[bytes, bytes]:
+def load(
+    place: RegionStateStore, head: KeyedStateChainHead | None, work_folder: Path | None = None
+) -> dict[bytes, bytes]:
     """The state as another member loads it."""
     state = LoadedKeyedState(PART, place, head, None if work_folder is None else str(work_folder))
     try:
@@ -195,7 +197,7 @@ def test_database_with_more_than_the_table_is_refused(tmp_path: Path, more: str)
     content = bytearray(encode_file_header("base", []) + path.read_bytes())
     [file] = place.write_base_files(PART, 1, [lambda head: content])
     with pytest.raises(CorruptDataError, match="is another database"):
-        load(place, KeyedStateHead(1, 1, file.digest, file.size))
+        load(place, KeyedStateChainHead(1, 1, file.digest, file.size))
 
 
 def test_piece_of_another_state_is_refused(tmp_path: Path) -> None:
@@ -206,7 +208,7 @@ def test_piece_of_another_state_is_refused(tmp_path: Path) -> None:
     place._store.write(f"{REGION_ID.hex}/{partition_folder_name(PART)}", first.name, strange)
     newest = place.append_deltas(PART, 2, [first], [b"\x90"])[-1]
     with pytest.raises(CorruptDataError, match="a part of another state"):
-        load(place, KeyedStateHead(1, 2, newest.digest, 1000))
+        load(place, KeyedStateChainHead(1, 2, newest.digest, 1000))
 
 
 # -- The working copy while it is filled
@@ -243,10 +245,10 @@ import os, sys, time
 from uuid import UUID
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState
 from kohort.region.keyed_state.states import LoadedKeyedState
-from kohort.region.records import Part, KeyedStateHead
+from kohort.region.records import Part, KeyedStateChainHead
 
 folder, work, base, sequence, digest, size = sys.argv[1:]
-head, read = KeyedStateHead(int(base), int(sequence), bytes.fromhex(digest), int(size)), FolderStateStore.read
+head, read = KeyedStateChainHead(int(base), int(sequence), bytes.fromhex(digest), int(size)), FolderStateStore.read
 
 def slow(store, folder, name):
     yield from read(store, folder, name)

@@ -19,7 +19,7 @@ from kohort.region import ParquetFolder
 from kohort.region.sinks import Keep
 from kohort.region.sinks.availability import is_temporary_error
 from kohort.region.sinks.by_name import sink_of
-from kohort.region.sinks.object_store import ObjectStore, parse_store_name
+from kohort.region.sinks.object_store import ObjectStore, split_store_name
 from kohort.region.sinks.parquet_objects import ParquetObjects, PublishedSequence, PublishedSequenceLog, _void_names
 from kohort.region.sinks.sql_table import SqlTable
 from kohort.region.staged import StagedKey
@@ -316,7 +316,7 @@ def test_place_names_the_server_and_no_credential(monkeypatch: Patch) -> None:
 )
 def test_name_of_a_place_allows_plain_http_only_for_a_server_of_it(server: str, allowed: bool) -> None:
     for url in ("s3://bucket/out", "gs://bucket/out"):
-        assert ObjectStore(*parse_store_name(f"{url}[{server}]"))._allows_http() == allowed
+        assert ObjectStore(*split_store_name(f"{url}[{server}]"))._allows_http() == allowed
 
 
 def test_store_that_does_not_answer_is_waited_for(monkeypatch: Patch) -> None:

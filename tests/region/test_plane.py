@@ -20,7 +20,7 @@ from kohort.region.records import (
     Fact,
     InitialOffset,
     InitialTopics,
-    KeyedStateHead,
+    KeyedStateChainHead,
     Manifest,
     OffsetSpan,
     Part,
@@ -1107,7 +1107,7 @@ def test_a_state_waits_for_a_member_that_is_away_or_goes_with_it(keeps: bool) ->
     assert driven.machine.plane.waiting == {}
 
 
-STATE = KeyedStateHead(6, 7, bytes(16), 9_000)
+STATE = KeyedStateChainHead(6, 7, bytes(16), 9_000)
 
 
 def with_state() -> Driven:

@@ -23,7 +23,7 @@ from kohort.region.records import (
     GroupClaim,
     InitialOffset,
     InitialTopics,
-    KeyedStateHead,
+    KeyedStateChainHead,
     Manifest,
     OffsetSpan,
     Position,
@@ -44,7 +44,7 @@ GIVEN = Contribution(
 )  # fmt: skip
 CLOSED = Manifest("r", REGION_ID, 4, 1, 2, 9, ("m", "n"), ("m",), (Position("etl", "t", T, 0, 17, 2),), True,
                   ("parquet:/out", "sql:sqlite:///x#t"))  # fmt: skip
-STATE = KeyedStateHead(3, 4, bytes(range(16)), 9_000)
+STATE = KeyedStateChainHead(3, 4, bytes(range(16)), 9_000)
 FACTS: list[Fact] = [
     GroupClaim("etl", "r", "me", 7),
     RegionCreated("r", REGION_ID, 7),
@@ -148,7 +148,13 @@ def test_states_are_decoded_as_they_were_and_without_them_rows_are_as_before(fac
 def test_manifest_of_ten_thousand_states_fits() -> None:
     at = tuple(
         Position(
-            "etl", f"topic-{n // 100}", T, n % 100, 2 * 10**9, 12, KeyedStateHead(10**6, 10**6 + n, bytes(16), 10**10)
+            "etl",
+            f"topic-{n // 100}",
+            T,
+            n % 100,
+            2 * 10**9,
+            12,
+            KeyedStateChainHead(10**6, 10**6 + n, bytes(16), 10**10),
         )
         for n in range(10_000)
     )

@@ -211,7 +211,7 @@ def test_who_was_replaced_can_write_nothing(
         commit(first, name, known, 1, ours)
     with pytest.raises(TermOverError):
         first.save([EpochBegun(name, 1, 1, 1, 0, "why", 7)])
-    assert home.read_saved_facts().sequence == 0 and home.read_saved_facts().epoch is None
+    assert home.read_saved_facts().last_complete_sequence == 0 and home.read_saved_facts().epoch is None
     assert committed(servers, name) == {None}
 
 
@@ -292,7 +292,7 @@ def test_a_member_that_lost_its_place_is_refused_and_nothing_stands(
     members.first.close()
     refused = commit(pen, name, known, 1, gone)
     assert set(refused) == {"a"} and refused["a"].gone
-    assert home.read_saved_facts().sequence == 0 and home.read_saved_facts().contributions == {}
+    assert home.read_saved_facts().last_complete_sequence == 0 and home.read_saved_facts().contributions == {}
     assert committed(servers, name) == {None}
 
 
@@ -343,9 +343,9 @@ def test_an_end_that_comes_late_changes_nothing(
     with pytest.raises(KafkaError):
         late[0].commit_transaction()
     late[0].close(timeout_ms=0)
-    assert home.read_saved_facts().sequence == 0
+    assert home.read_saved_facts().last_complete_sequence == 0
     assert commit(pen, name, known, 1) == {}
-    assert home.read_saved_facts().sequence == 1
+    assert home.read_saved_facts().last_complete_sequence == 1
 
 
 def test_a_sequence_larger_than_a_record(home: RegionLogView, name: str, closing: Closing) -> None:
@@ -518,4 +518,4 @@ def test_a_sequence_whose_transaction_the_broker_ended_meanwhile_is_settled(
             commit(pen, name, known, 1)
     if pen.resolve_pending_commit() == 0:
         assert commit(pen, name, known, 1) == {}
-    assert home.read_saved_facts().sequence == 1
+    assert home.read_saved_facts().last_complete_sequence == 1

@@ -133,7 +133,7 @@ def test_records_of_a_stranger_are_no_facts(
         WRITERS[kind](servers, name, stranger_facts(name, before.birth.region_id, port.getsockname()[1]))
         saved = region._home.read_saved_facts()
         assert (saved.birth, saved.term, saved.epoch) == (before.birth, before.term, before.epoch)
-        assert saved.stopped is None and saved.sequence < 10**6
+        assert saved.stopped is None and saved.last_complete_sequence < 10**6
         assert any("ignored the record" in record.message for record in caplog.records)
         fill(servers, name, range(40, 80))
         until(lambda: all_once(sink, range(80)), "it goes on")
@@ -299,7 +299,7 @@ def test_topic_of_an_earlier_release_is_refused_and_can_be_deleted(servers: str,
                 use()
         saved, groups = read_regions(servers, {})[name]
         assert "has no seal" in saved.ignored_because and saved.birth is None and not groups
-        home.delete()
+        home.delete_region_and_claims()
         assert home.read_saved_facts().birth is None
         _, known = home.take_over("127.0.0.1", 1)
         assert known.term == 1
@@ -355,7 +355,7 @@ def test_delete_after_the_key_was_lost_frees_the_groups(own_servers: str, name: 
             lost.claim_group(group)
         if resealed:
             found.reseal()
-        found.delete()
+        found.delete_region_and_claims()
         assert name not in read_regions(own_servers, {}, region_key(OTHER_KEY))
         for other, group in zip(others, groups, strict=True):
             other.claim_group(group)

@@ -64,7 +64,7 @@ def written(log: PartitionLog, acknowledged: dict[bytes, int]) -> None:
 def values(log: PartitionLog) -> dict[bytes, int]:
     """Return the last value of each key, without fillers and records of transactions."""
     found: dict[bytes, int] = {}
-    for batch in log.batches(log.log_start_offset):
+    for batch in log.iterate_batches(log.log_start_offset):
         for record in read_records(batch):
             if record.key is not None and record.key[:1] == b"k" and record.value not in (None, b"1000"):
                 found[bytes(record.key)] = int(record.value or b"")

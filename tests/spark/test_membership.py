@@ -181,7 +181,7 @@ def test_a_rebalance_while_a_batch_runs_is_no_downtime_of_the_query(protocol: st
                         other.release()
                     assignment = place._member.assignment()
                     now = AssignedPartitions(tuple(assignment.partitions), assignment.generation)
-                    return len(now.partitions) == 1 and place.begin_batch(now) and place.record_tasks_requested()
+                    return len(now.partitions) == 1 and place.begin_batch(now) and place.keep_batch_for_reading()
 
                 until(shared, "a batch begins with one partition", STILL_S)
                 before = place.member_progress().rebalances

@@ -82,7 +82,7 @@ def test_the_same_options_are_warned_of_where_ids_can_not_distinguish(
         begin(dumps(KohortDataSource(place.options(maxOffsetsPerTrigger=5)))).stop()
         assert "THE SAME OPTIONS" not in caplog.text
         begin(dumps(KohortDataSource(place.options()))).stop()
-        assert "ANOTHER QUERY READS WITH THE SAME OPTIONS AS THIS ONE" in caplog.text
+        assert "another query reads with the same options as this one" in caplog.text
     finally:
         first.stop()
 

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
 from kohort.client.producer.core import producer_config
 from kohort.errors import InvalidInputError
 from kohort.spark.options import parse_options
-from kohort.spark.sink_options import SinkOptions, parse_sink_options
+from kohort.spark.sink_options import KafkaSinkOptions, parse_sink_options
 from kohort.spark.tasks.write import TaskWriter
 
 LEAST = {"kafka.bootstrap.servers": "127.0.0.1:9092"}
@@ -30,7 +30,7 @@ def columns(**kinds: DataType) -> StructType:
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
-def options(**more: str) -> SinkOptions:
+def options(**more: str) -> KafkaSinkOptions:
     return parse_sink_options({**LEAST, **more})
 
 

@@ -280,7 +280,10 @@ class Dispatcher(Generic[D]):
         except BadFrame:
             raise
         except Exception:
-            log.error("unexpected error while handling a request of a push consumer: closing its connection")
+            log.error(
+                "closing the connection from %s: unexpected error while handling a frame of the push protocol",
+                connection.name,
+            )
             connection.close()
             raise
 

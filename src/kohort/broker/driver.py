@@ -24,7 +24,7 @@ def clock_with_sleep_ms() -> int:
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1_000_000
 
 
-class ShardHost(Protocol):
+class ShardServices(Protocol):
     """The services of a broker that its shards use; see `coordinator.driver.Driver`."""
 
     @property
@@ -59,7 +59,7 @@ class ShardHost(Protocol):
 class LoopDriver:
     """The `Driver` of a broker's shards: clocks, timers and log lines of the event loop; the host does the rest."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardHost) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, host: ShardServices) -> None:
         self._loop = loop
         self.metrics: ShardMetrics = host.metrics
         self.clock = time.perf_counter

@@ -48,12 +48,12 @@ from kohort.groups.effects import (
     CounterIncreased,
     DisconnectConsumer,
     FindOffsets,
-    GroupEmptied,
     Lookup,
     MetricNote,
     PingConsumer,
     Push,
     Rebalanced,
+    RebalanceLeftNoMembers,
     ResolveRegexes,
     StartConsumer,
     StopConsumer,
@@ -661,7 +661,7 @@ class GroupHost:
         """Update the metrics and the history of rebalances from a group coordinator."""
         if not isinstance(note, CounterIncreased):
             self.rebalances.record_rebalance_event(note)
-        if not isinstance(note, GroupEmptied):
+        if not isinstance(note, RebalanceLeftNoMembers):
             self.metrics.record_measurement(note)
         if self.on_rebalanced is not None and isinstance(note, Rebalanced):
             self.on_rebalanced(note)

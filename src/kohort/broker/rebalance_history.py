@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kohort.groups.effects import Cause, Downtime, GroupEmptied, RebalanceCaused, Rebalanced
+from kohort.groups.effects import Cause, Downtime, RebalanceCaused, Rebalanced, RebalanceLeftNoMembers
 
 REBALANCES_KEPT: Final = 20
 """The rebalances of a group that are kept: the last ones."""
@@ -86,7 +86,7 @@ class RebalanceHistory:
         self._groups: OrderedDict[str, GroupRebalanceHistory] = OrderedDict()
         self._size = 0
 
-    def record_rebalance_event(self, note: RebalanceCaused | Rebalanced | GroupEmptied) -> None:
+    def record_rebalance_event(self, note: RebalanceCaused | Rebalanced | RebalanceLeftNoMembers) -> None:
         """Record an event that a shard reports: a rebalance was caused, a rebalance ended, or the group is empty."""
         group = self._groups.get(note.group_id)
         if group is None:
@@ -127,7 +127,7 @@ def _add_cause(group: GroupRebalanceHistory, note: RebalanceCaused) -> None:
     group.size += len(kept.text) + len(kept.member_id)
 
 
-def _end_rebalance(group: GroupRebalanceHistory, note: Rebalanced | GroupEmptied) -> None:
+def _end_rebalance(group: GroupRebalanceHistory, note: Rebalanced | RebalanceLeftNoMembers) -> None:
     record, group.current = group.current, None
     if record is None:  # the group was loaded in the middle of a rebalance
         return

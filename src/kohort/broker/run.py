@@ -44,21 +44,24 @@ _REMEDIES = {
 """The remedies for errors of a data folder."""
 
 
-class BrokerCompanion(Protocol):
-    """The interface of a service that runs beside the broker, such as its cluster membership.
+class BrokerRegistrar(Protocol):
+    """The interface of a service that registers the broker where clients look for it: in ZooKeeper.
 
-    The service knows the broker, not the reverse.
+    The service knows the broker, not the reverse. `cluster.zookeeper.shown.BrokerInZooKeeper` implements it.
     """
 
-    async def open(self, broker: BrokerServer) -> None:
-        """Start the service, before the broker accepts clients.
+    async def open_before_clients(self, broker: BrokerServer) -> None:
+        """Register the broker, and return when it may accept clients.
 
         Raises:
             KafkaError: the broker can't serve.
         """
 
     async def close(self) -> None:
-        """Stop the service, before the broker closes. May be called again, and before `open` has returned."""
+        """Unregister the broker, before it closes.
+
+        May be called again, and before `open_before_clients` has returned.
+        """
 
 
 class BrokerServer:
@@ -70,7 +73,7 @@ class BrokerServer:
         data_dir: Path,
         listen: str,
         properties: Mapping[str, Any],
-        beside: BrokerCompanion | None = None,
+        registrar: BrokerRegistrar | None = None,
     ) -> None:
         if data_dir.is_file():
             raise InvalidInputError(f"the data folder {data_dir} is a file: choose a folder, which may be missing")
@@ -103,7 +106,7 @@ class BrokerServer:
         self.node.listeners = listeners
         self.serving.server.throttle_ms_of = self.node.throttling.connection_throttle_ms
         live.listeners.append(lambda: self.serving.server.reconfigure(live.broker))
-        self._beside = beside
+        self._registrar = registrar
         self.node.start()
 
     def _let_log_in(self, listen: str, properties: Mapping[str, Any], listeners: Sequence[ListenerSocket]) -> None:
@@ -148,9 +151,9 @@ class BrokerServer:
         return listener_list_text(self.serving.listeners)
 
     async def start_accepting(self) -> None:
-        """Start the companion service, if any, then accept clients."""
-        if self._beside is not None:
-            await self._beside.open(self)
+        """Register the broker, if it has a registrar, then accept clients."""
+        if self._registrar is not None:
+            await self._registrar.open_before_clients(self)
         self.listen()
 
     def listen(self) -> None:
@@ -163,8 +166,8 @@ class BrokerServer:
         Raises:
             KafkaError: the state could not be written; the text says what to do.
         """
-        if self._beside is not None:
-            await self._beside.close()
+        if self._registrar is not None:
+            await self._registrar.close()
         try:
             await self.serving.close()
         except OSError as error:
@@ -179,7 +182,7 @@ def serve(
     listen: str = LISTEN_DEFAULT,
     properties: Mapping[str, Any] | None = None,
     on_ready: Callable[[BrokerServer, asyncio.Event], None] | None = None,
-    beside: BrokerCompanion | None = None,
+    registrar: BrokerRegistrar | None = None,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT.
 
@@ -188,7 +191,7 @@ def serve(
         listen: the listening address, HOST:PORT.
         properties: broker, group and topic properties.
         on_ready: called once clients can connect, with an event that ends the broker when it is set.
-        beside: the broker's companion, if any.
+        registrar: registers the broker in ZooKeeper; None: clients find it by its address only.
 
     Raises:
         KafkaError: an option is invalid, or the port or the folder is in use.
@@ -196,7 +199,7 @@ def serve(
 
     def start_broker(loop: asyncio.AbstractEventLoop) -> BrokerServer:
         try:
-            return BrokerServer(loop, Path(data_dir), listen, properties or {}, beside)
+            return BrokerServer(loop, Path(data_dir), listen, properties or {}, registrar)
         except OSError as error:
             raise KafkaError(
                 f"the data folder {data_dir} can't be opened: {_cause_and_remedy(error)}, and start the broker again: "
@@ -217,7 +220,7 @@ def run_broker(
     listen: str,
     data_dir: str | Path,
     properties: Mapping[str, Any],
-    beside: BrokerCompanion | None = None,
+    registrar: BrokerRegistrar | None = None,
     on_listening: Callable[[str], None] | None = None,
 ) -> int:
     """Run the command `kohort broker`, and return its exit code.
@@ -236,5 +239,5 @@ def run_broker(
 
     if text := ignored_settings_warning(properties):
         log.warning(text)
-    serve(data_dir, listen, properties, report_ready, beside)
+    serve(data_dir, listen, properties, report_ready, registrar)
     return 0

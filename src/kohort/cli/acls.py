@@ -135,7 +135,7 @@ def list_(*, principal: _Words = (), resources: ResourceOptions = _RESOURCES, co
     """List the rules, all of them unless resources or principals are named.
 
     Args:
-        principal: only rules of this principal; may be given again.
+        principal: Only rules of this principal; may be given again.
     """
     filters = _filters(resources, "any")
     with common.admin() as admin:
@@ -172,7 +172,7 @@ def remove(
     """Remove rules; without principals all rules of the named resources.
 
     Args:
-        execute: do it. Otherwise a terminal is asked, and anything else gets a preview.
+        execute: Do it. Otherwise a terminal is asked, and anything else gets a preview.
     """
     from kohort.client.admin.values import AclFilter
 

@@ -25,7 +25,7 @@ from kohort.errors import InvalidInputError
 from kohort.io.platforms import require_posix
 
 if TYPE_CHECKING:  # the broker is imported by the command that needs it
-    from kohort.broker.run import BrokerCompanion
+    from kohort.broker.run import BrokerRegistrar
     from kohort.broker.security.development import DevelopmentFiles
     from kohort.cluster.zookeeper.security import ZooKeeperAddress
 
@@ -54,11 +54,11 @@ def broker(
     that other machines can reach needs --tls with --client-ca, --sasl, --secure or --insecure.
 
     Args:
-        data: the folder that keeps topics and groups; created if missing. Else log.dirs of the configuration.
+        data: The folder that keeps topics and groups; created if missing. Else log.dirs of the configuration.
         listen: HOST:PORT, or NAME://HOST:PORT[,…]; port 0 picks a free one. Else the configuration's listeners, else
             127.0.0.1:9092.
-        config: a file of broker, topic and group properties, under Kafka's names.
-        set_: one property as key=value, over the file's; may be given again.
+        config: A file of broker, topic and group properties, under Kafka's names.
+        set_: One property as key=value, over the file's; may be given again.
     """
     require_posix("kohort broker")
     from kohort.broker.config.settings import broker_configs
@@ -84,13 +84,13 @@ def broker(
         broker_configs(properties)
         planned_listeners(listen, properties)
         address = zookeeper.zookeeper_address()
-        beside = None if address is None else _in_zookeeper(address)
+        registrar = None if address is None else _in_zookeeper(address)
     except InvalidInputError as error:
         raise UsageError(error.message) from error
     folder = data or (Path(place.folder) if place.folder else None)
     if folder is None:
         raise UsageError("say where topics and groups are kept: --data FOLDER, or log.dirs in the configuration")
-    return run_broker(listen, folder, properties, beside, None if files is None else _announced(files))
+    return run_broker(listen, folder, properties, registrar, None if files is None else _announced(files))
 
 
 def _announced(files: DevelopmentFiles) -> Callable[[str], None]:
@@ -117,7 +117,7 @@ def _development_files(folder: Path, listen: str, properties: dict[str, Any]) ->
     return development_files(folder, hosts)
 
 
-def _in_zookeeper(address: ZooKeeperAddress) -> BrokerCompanion:
+def _in_zookeeper(address: ZooKeeperAddress) -> BrokerRegistrar:
     from kohort.cluster.zookeeper.shown import BrokerInZooKeeper
 
     return BrokerInZooKeeper(address)
@@ -135,8 +135,8 @@ def zookeeper(
 
     Args:
         listen: HOST:PORT to listen on; port 0 picks a free one.
-        data: the folder of its data; a temporary one when not given.
-        insecure: let everyone read and change all that it has, also at an address that other machines can reach.
+        data: The folder of its data; a temporary one when not given.
+        insecure: Let everyone read and change all that it has, also at an address that other machines can reach.
     """
     require_posix("kohort zookeeper")
     from kohort.zookeeper import ZooKeeper, check_zookeeper_access

@@ -258,19 +258,19 @@ def consume(  # noqa: PLR0913 - one keyword for each option
 
     Args:
         topics: the topics.
-        group: join this group: share the topics with its other members, and commit completely written records: each
+        group: Join this group: share the topics with its other members, and commit completely written records: each
             batch of text, JSON and Arrow, a Parquet file at its end.
         format: text (values, a line each; the default), json (an object each), arrow (an IPC stream), parquet (a file).
-        output: the file to write; standard output when not given. Parquet needs one.
-        from_beginning: start at the first record where the group has no committed offset; else only new records come.
-        until_end: stop at the end offsets that the topics have at the start. A member of a group that has no partitions
+        output: The file to write; standard output when not given. Parquet needs one.
+        from_beginning: Start at the first record where the group has no committed offset; else only new records come.
+        until_end: Stop at the end offsets that the topics have at the start. A member of a group that has no partitions
             stops when the group has committed these offsets.
-        max_messages: stop after this many records.
-        idle_timeout: stop when no record came for this many milliseconds.
-        print_key: text with the key and a tab before the value.
-        escape: write control characters of text and JSON as escapes; --no-escape writes them raw. On a terminal they
+        max_messages: Stop after this many records.
+        idle_timeout: Stop when no record came for this many milliseconds.
+        print_key: Text with the key and a tab before the value.
+        escape: Write control characters of text and JSON as escapes; --no-escape writes them raw. On a terminal they
             are escaped unless told otherwise, elsewhere raw.
-        schema_registry: the URL of the schema registry that has the schemas of the values. Text shows them as JSON, and
+        schema_registry: The URL of the schema registry that has the schemas of the values. Text shows them as JSON, and
             JSON has them as `decoded`. A URL with a password belongs into --command-config, as schema.registry.url.
     """
     if not topics:

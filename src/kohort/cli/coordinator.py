@@ -84,8 +84,8 @@ def coordinator(
     Args:
         kafka: HOST:PORT of the cluster's brokers, several with commas between.
         listen: HOST:PORT; port 0 picks a free one.
-        id_: the node id that clients see, different from those of Kafka's brokers; else derived from the address.
-        set_: one property as key=value: of groups, of the journal, of the socket; may be given again.
+        id_: The node id that clients see, different from those of Kafka's brokers; else derived from the address.
+        set_: One property as key=value: of groups, of the journal, of the socket; may be given again.
     """
     require_posix("kohort coordinator")
     from kohort.broker.security.listeners import planned_listeners

@@ -139,10 +139,10 @@ def dashboard(  # noqa: PLR0913 - one keyword for each option
 
     Args:
         listen: HOST:PORT; port 0 picks a free one. An address beyond loopback needs --users with --tls.
-        interval: milliseconds between two reads of the cluster.
-        window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
-        spark_checkpoint: as for `kohort groups lag`.
-        schema_registry: the URL of the schema registry that has the schemas of values, so that the page shows them as
+        interval: Milliseconds between two reads of the cluster.
+        window: Milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
+        spark_checkpoint: As for `kohort groups lag`.
+        schema_registry: The URL of the schema registry that has the schemas of values, so that the page shows them as
             JSON. A URL with a password belongs into --command-config, as schema.registry.url.
     """
     check_registry_option(schema_registry)

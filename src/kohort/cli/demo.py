@@ -27,12 +27,12 @@ def demo(
     Starts a broker of its own, unless --bootstrap-server names one.
 
     Args:
-        output: the folder for the picture, the tables and the Parquet files; kohort-demo when not given.
-        rows: replay only the first so many flights.
-        replay_s: over how many seconds they are replayed.
-        least: flights that a connection must have to be listed among the worst.
-        region: the queries are members of a consistent region, which writes exactly once into an Iceberg table.
-        keep: leave the broker running at the end, until Ctrl-C.
+        output: The folder for the picture, the tables and the Parquet files; kohort-demo when not given.
+        rows: Replay only the first so many flights.
+        replay_s: Over how many seconds they are replayed.
+        least: Flights that a connection must have to be listed among the worst.
+        region: The queries are members of a consistent region, which writes exactly once into an Iceberg table.
+        keep: Leave the broker running at the end, until Ctrl-C.
     """
     require_posix("kohort demo")
     from kohort.client.settings import ConnectionConfig

@@ -62,7 +62,7 @@ def doctor(*, data: Path | None = None, listen: str = "127.0.0.1:9092", common: 
     With --bootstrap-server it also checks that that cluster answers.
 
     Args:
-        data: the folder that a broker shall keep its data in; the one for temporary files when not given.
+        data: The folder that a broker shall keep its data in; the one for temporary files when not given.
         listen: HOST:PORT that a broker shall listen on.
     """
     checks: list[Callable[[], Iterator[Finding]]] = [

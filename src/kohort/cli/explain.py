@@ -137,7 +137,7 @@ def explain(*names: str, json: bool = False) -> int:
 
     Args:
         names: names or numbers of codes, or classes of Python errors.
-        json: print JSON.
+        json: Print JSON.
     """
     rows = [_explained(name) for name in names] if names else [_class_row(kind) for kind in public_errors()]
     if json:

@@ -148,12 +148,12 @@ def exporter(  # noqa: PLR0913 - each is an option
     Args:
         servers: HOST:PORT of a cluster, several with commas between, or NAME=HOST:PORT; may be given again for other
             clusters. The name is the label cluster_name. Else as for every command.
-        config: a file of Kafka client properties, for security and the like: a single file for all clusters, or a file
+        config: A file of Kafka client properties, for security and the like: a single file for all clusters, or a file
             per cluster in the order of --servers.
         listen: HOST:PORT; port 0 picks a free one.
-        interval: milliseconds between two reads of a cluster.
-        window: milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
-        spark_checkpoint: as for `kohort groups lag`; with several clusters CLUSTER/NAME=PATH.
+        interval: Milliseconds between two reads of a cluster.
+        window: Milliseconds without progress, or of growing lag, after which a group is STALL or WARN.
+        spark_checkpoint: As for `kohort groups lag`; with several clusters CLUSTER/NAME=PATH.
     """
     host, port = listen_address(listen)
     for option, value in (("--interval", interval), ("--window", window)):

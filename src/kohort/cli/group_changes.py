@@ -156,19 +156,19 @@ def reset_offsets(  # noqa: PLR0913 - one keyword for each way to say where to
 
     Args:
         groups: their names. A group that is not there gets offsets of the topics that are named.
-        all_groups: every group of the cluster.
-        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again.
-        all_topics: every topic that the group has committed offsets for.
-        to_earliest: to the first record there is.
-        to_latest: to the end.
-        to_current: to the committed offset as it is now (into the bounds of the partition).
-        to_offset: to this offset.
-        to_datetime: to the first record at or after this time, as 2026-01-31T12:00:00 (UTC unless it has a zone).
-        by_duration: to the first record since this long ago, as P1DT12H or PT30M.
-        shift_by: forward, or backward when negative, by so many records.
-        from_file: to what the lines TOPIC,PARTITION,OFFSET of this file say, with GROUP, before each for several.
-        execute: do it; without this it is only shown.
-        export: print lines that --from-file reads, and change nothing unless --execute is given too.
+        all_groups: Every group of the cluster.
+        topic: A topic, or some of its partitions as TOPIC:0,1,2; may be given again.
+        all_topics: Every topic that the group has committed offsets for.
+        to_earliest: To the first record there is.
+        to_latest: To the end.
+        to_current: To the committed offset as it is now (into the bounds of the partition).
+        to_offset: To this offset.
+        to_datetime: To the first record at or after this time, as 2026-01-31T12:00:00 (UTC unless it has a zone).
+        by_duration: To the first record since this long ago, as P1DT12H or PT30M.
+        shift_by: Forward, or backward when negative, by so many records.
+        from_file: To what the lines TOPIC,PARTITION,OFFSET of this file say, with GROUP, before each for several.
+        execute: Do it; without this it is only shown.
+        export: Print lines that --from-file reads, and change nothing unless --execute is given too.
     """
     from kohort.client.admin.group_changes import parse_reset_target, preview_offset_changes
 
@@ -271,8 +271,8 @@ def delete_offsets(group: str, *, topic: tuple[str, ...] = (), execute: bool = F
 
     Args:
         group: its name.
-        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again.
-        execute: do it; without this it is only shown.
+        topic: A topic, or some of its partitions as TOPIC:0,1,2; may be given again.
+        execute: Do it; without this it is only shown.
     """
     from kohort.client.admin.group_changes import delete_group_offsets, preview_offset_deletions
 
@@ -295,8 +295,8 @@ def delete(*groups: str, all_groups: bool = False, execute: bool = False, common
 
     Args:
         groups: their names.
-        all_groups: every group of the cluster.
-        execute: do it; without this it is only shown.
+        all_groups: Every group of the cluster.
+        execute: Do it; without this it is only shown.
     """
     from kohort.client.admin.group_changes import delete_groups, preview_group_deletions
 
@@ -335,10 +335,10 @@ def clone(
     Args:
         source: the group whose offsets are taken.
         target: the group that gets them; it need not be there. Its offsets of other partitions stay.
-        topic: a topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
+        topic: A topic, or some of its partitions as TOPIC:0,1,2; may be given again. Else all that have offsets.
         to: HOST:PORT of a broker of the other cluster, several with commas between.
-        to_config: a file of Kafka client properties for the other cluster.
-        execute: do it; without this it is only shown.
+        to_config: A file of Kafka client properties for the other cluster.
+        execute: Do it; without this it is only shown.
     """
     from kohort.client.admin.group_changes import committed_offset, offset_row, set_group_offsets
 

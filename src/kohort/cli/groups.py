@@ -68,9 +68,9 @@ def watch(
 
     Args:
         groups: their names; they need not be there yet.
-        all_groups: every group of the cluster.
-        interval: milliseconds between two reads of the cluster.
-        spark_checkpoint: as for `groups lag`.
+        all_groups: Every group of the cluster.
+        interval: Milliseconds between two reads of the cluster.
+        spark_checkpoint: As for `groups lag`.
     """
     checkpoints = spark_checkpoints(spark_checkpoint)
     if groups or not spark_checkpoint:
@@ -204,9 +204,9 @@ def list_(
     """List the groups with their state and protocol.
 
     Args:
-        state: only groups in this state (Stable, Empty …); may be given again, or several with commas between.
-        type: only groups of this type (Classic, Consumer …); the same.
-        protocol: only groups of this protocol type (consumer, connect …); the same.
+        state: Only groups in this state (Stable, Empty …); may be given again, or several with commas between.
+        type: Only groups of this type (Classic, Consumer …); the same.
+        protocol: Only groups of this protocol type (consumer, connect …); the same.
     """
     states, types = _words("--state", state, STATES), _words("--type", type, TYPES)
     with common.admin() as admin:
@@ -252,8 +252,8 @@ def describe(
 
     Args:
         groups: their names.
-        all_groups: every group of the cluster.
-        rebalances: instead of partitions the last rebalances, as kohort's coordinators record them: why each began,
+        all_groups: Every group of the cluster.
+        rebalances: Instead of partitions the last rebalances, as kohort's coordinators record them: why each began,
             and how long each member could not read.
     """
     check_groups_chosen(groups, all_groups)
@@ -298,7 +298,7 @@ def members(*groups: str, all_groups: bool = False, common: Common = _COMMON) ->
 
     Args:
         groups: their names.
-        all_groups: every group of the cluster.
+        all_groups: Every group of the cluster.
     """
     from kohort.client.admin.group_changes import group_errors_with_suggestions
 
@@ -322,8 +322,8 @@ def lag(
 
     Args:
         groups: their names; none: every group of the cluster.
-        all_groups: every group of the cluster.
-        spark_checkpoint: also the query of this checkpoint, which is a member of no group: PATH or NAME=PATH of a
+        all_groups: Every group of the cluster.
+        spark_checkpoint: Also the query of this checkpoint, which is a member of no group: PATH or NAME=PATH of a
             folder, or of an object store (s3://, gs://, az://); may be given again. It is only read.
     """
     checkpoints = spark_checkpoints(spark_checkpoint)

@@ -35,10 +35,10 @@ def history(
 
     Args:
         group: its name.
-        file: the file.
-        last: how far to look back, as in 30m or 7d.
-        changes: instead of minutes what changed: members, rebalances, states, assignments.
-        json: print JSON.
+        file: The file.
+        last: How far to look back, as in 30m or 7d.
+        changes: Instead of minutes what changed: members, rebalances, states, assignments.
+        json: Print JSON.
     """
     from kohort.lag.history_file import RETENTION_MAX_MS, HistoryReader
 

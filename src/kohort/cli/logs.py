@@ -34,9 +34,9 @@ def check(
 
     Args:
         directory: the data folder of a broker that is stopped.
-        repair: move damaged bytes to files beside (*.damaged), and write empty batches with the lost offsets, so that
+        repair: Move damaged bytes to files beside (*.damaged), and write empty batches with the lost offsets, so that
             readers can continue. Indexes are rebuilt.
-        json: print JSON.
+        json: Print JSON.
     """
     require_posix("kohort log check")
     from kohort.errors import InvalidInputError

@@ -51,9 +51,9 @@ def produce(  # noqa: PLR0913 - one keyword for each option
         topic: the topic.
         file: the lines; standard input when not given.
         format: text (a line is a value) or json (a line is an object).
-        key_separator: the separator of key and value in a line of text, as : or a tab.
-        partition: the partition of every record; when not given, the one that its line names, else by key.
-        by_key: by key, whatever partition a line names: for a topic with another number of partitions.
+        key_separator: The separator of key and value in a line of text, as : or a tab.
+        partition: The partition of every record; when not given, the one that its line names, else by key.
+        by_key: By key, whatever partition a line names: for a topic with another number of partitions.
         acks: all (the default): every replica in sync has the record when it counts as delivered; 1: the leader; 0: no
             answer is awaited.
         compression: none, gzip, snappy, lz4 or zstd.

@@ -40,7 +40,7 @@ def spark_query_rows(name: str, saved: SavedFacts) -> list[dict[str, Any]]:
     """
     from kohort.spark.region.query_state import SavedQuery  # needs no Spark
 
-    given = saved.contributions.get(saved.sequence, {})
+    given = saved.contributions.get(saved.last_complete_sequence, {})
     rows = []
     for member, state in sorted(saved.application_states().items()):
         try:
@@ -155,7 +155,7 @@ def checkpoint(name: str, *, execute: bool = False, common: Common = _COMMON) ->
 
     Args:
         name: the region's name.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     return _change(name, common, f"Have region {name} begin a sequence?", execute, lambda region: region.checkpoint())
 
@@ -173,10 +173,10 @@ def reset(
 
     Args:
         name: the region's name.
-        to_initial: reset to the region's beginning: everything is read again.
-        empty_sinks: delete everything that was published from its sinks, for ever; needed with --to-initial after the
+        to_initial: Reset to the region's beginning: everything is read again.
+        empty_sinks: Delete everything that was published from its sinks, for ever; needed with --to-initial after the
             first sequence.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     where = "where it began, emptying its sinks" if to_initial else "its last complete sequence"
     return _change(
@@ -198,7 +198,7 @@ def stop_member(name: str, member: str, *, execute: bool = False, common: Common
     Args:
         name: the region's name.
         member: the member's name.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     return _change(
         name,
@@ -216,7 +216,7 @@ def resume(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
 
     Args:
         name: the region's name.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     return _change(name, common, f"Let region {name} go on?", execute, lambda region: region.resume(), serves=True)
 
@@ -233,7 +233,7 @@ def adopt(name: str, place: str, *, execute: bool = False, common: Common = _COM
         name: the region's name.
         place: the sink's, as messages and `describe` name it: parquet:/folder, parquet:s3://bucket/folder,
             delta:/folder, delta:s3://bucket/table, sql:URL#table. For a sink of your own, call `Region.adopt` instead.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     from kohort.region.sinks.by_name import sink_of
 
@@ -262,8 +262,8 @@ def published_files(place: str, *, after: int = 0, json: bool = False) -> int:
 
     Args:
         place: the folder's path, or its URL, or its name in `kohort region describe`.
-        after: leave out this sequence and earlier ones.
-        json: print JSON.
+        after: Leave out this sequence and earlier ones.
+        json: Print JSON.
     """
     from kohort.region.sinks.by_name import parquet_folder_from_name
 
@@ -291,11 +291,11 @@ def compact(
 
     Args:
         place: the folder's path, or its URL, or its name in `kohort region describe`.
-        target_file_size: the size to aim at, such as 128MB; files of half that size are left as they are.
-        grace: how long replaced files stay for readers that took the list before.
-        until: the last sequence that is merged; for readers that go on with `--after`.
-        execute: do it; without this the number of files is only shown.
-        json: print JSON.
+        target_file_size: The size to aim at, such as 128MB; files of half that size are left as they are.
+        grace: How long replaced files stay for readers that took the list before.
+        until: The last sequence that is merged; for readers that go on with `--after`.
+        execute: Do it; without this the number of files is only shown.
+        json: Print JSON.
     """
     from kohort.region.sinks.by_name import parquet_folder_from_name
 
@@ -351,7 +351,7 @@ def reseal(name: str, *, execute: bool = False, common: Common = _COMMON) -> int
 
     Args:
         name: the region's name.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     _must_be_there(name, common)
     with _region(name, common) as region:
@@ -398,9 +398,9 @@ def delete(name: str, *, keyed_state: str = "", execute: bool = False, common: C
 
     Args:
         name: the region's name.
-        keyed_state: the folder or URL that members gave to KeyedState: the region's states are removed from it too.
+        keyed_state: The folder or URL that members gave to KeyedState: the region's states are removed from it too.
             Credentials come from the environment, as AWS_ACCESS_KEY_ID does.
-        execute: do it; without this it is only shown.
+        execute: Do it; without this it is only shown.
     """
     from kohort.region.keyed_state.place import KeyedState
 
@@ -436,8 +436,8 @@ def serve(
 
     Args:
         name: the region's name.
-        checkpoint_every: how often a sequence begins, as 5s or 500ms; `never`: only on request.
-        host: the host name to listen on, by which other machines reach it.
+        checkpoint_every: How often a sequence begins, as 5s or 500ms; `never`: only on request.
+        host: The host name to listen on, by which other machines reach it.
     """
     metrics.check(f"metrics listener of region {name}")
     options: dict[str, Any] = {"host": host, "serves": True, **asdict(metrics)}

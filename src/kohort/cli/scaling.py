@@ -53,10 +53,10 @@ def scale(
 
     Args:
         groups: their names.
-        max_lag: the target: the longest time lag, as in 30s or 5m.
-        look: how long rates are measured; at least 25s.
-        min_: the fewest members.
-        max_: the most members; else as many as the group has partitions.
+        max_lag: The target: the longest time lag, as in 30s or 5m.
+        look: How long rates are measured; at least 25s.
+        min_: The fewest members.
+        max_: The most members; else as many as the group has partitions.
     """
     if not groups:
         raise UsageError("name groups")
@@ -159,8 +159,8 @@ def scaler(
 
     Args:
         listen: HOST:PORT; port 0 picks a free one.
-        interval: milliseconds between two reads of the cluster.
-        group: serve only this group; may be given again. Calls for others end with PERMISSION_DENIED.
+        interval: Milliseconds between two reads of the cluster.
+        group: Serve only this group; may be given again. Calls for others end with PERMISSION_DENIED.
     """
     check_names("group", *group)
     host, port = listen_address(listen)

@@ -31,7 +31,7 @@ def show_(directory: Path, *, json: bool = False) -> int:
 
     Args:
         directory: the query's checkpointLocation, a local folder.
-        json: print JSON; `starting_offsets` is what the option startingOffsets takes.
+        json: Print JSON; `starting_offsets` is what the option startingOffsets takes.
     """
     found = _opened(directory)
     batches = [seen for batch in found.batches for seen in found.ranges_of_batch(batch)]
@@ -63,9 +63,9 @@ def convert(
 
     Args:
         directory: the query's checkpointLocation, a local folder. Stop the query first.
-        to: the format of the source that continues the query.
-        topic: a topic that the query reads; may be given again. Default: the topics that the checkpoint names.
-        execute: write the files; without this option they are only listed.
+        to: The format of the source that continues the query.
+        topic: A topic that the query reads; may be given again. Default: the topics that the checkpoint names.
+        execute: Write the files; without this option they are only listed.
     """
     found = _opened(directory, topic)
 

@@ -112,10 +112,10 @@ def create(
 
     Args:
         topics: their names.
-        partitions: how many; the broker's default when not given.
-        replication_factor: copies of each; the broker's default when not given.
-        config: a property as key=value; may be given again.
-        if_not_exists: a topic that exists is no failure.
+        partitions: How many; the broker's default when not given.
+        replication_factor: Copies of each; the broker's default when not given.
+        config: A property as key=value; may be given again.
+        if_not_exists: A topic that exists is no failure.
     """
     from kohort.client.admin.values import NewTopic
 
@@ -175,9 +175,9 @@ def alter(
 
     Args:
         topic: its name.
-        partitions: how many there shall be in all; only ever more than now.
-        config: a property to set, as key=value; may be given again.
-        delete_config: a property to set back to its default; may be given again.
+        partitions: How many there shall be in all; only ever more than now.
+        config: A property to set, as key=value; may be given again.
+        delete_config: A property to set back to its default; may be given again.
     """
     from kohort.client.admin.group_changes import topic_errors_with_suggestions
     from kohort.client.admin.values import ConfigResource, ResourceType

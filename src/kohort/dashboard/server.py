@@ -459,8 +459,8 @@ class LimitedProtocol(H11Protocol):
         """Return the number of bytes of the response that wait in the send buffer."""
         return self.transport.get_write_buffer_size()
 
-    def is_waiting(self) -> bool:
-        """Return whether no request is complete and no response is being sent: the connection may lose its place."""
+    def may_lose_place(self) -> bool:
+        """Return whether this connection may be closed for a new one: it has no complete request or unsent response."""
         if not self.is_served:
             return True
         cycle = self.cycle
@@ -481,7 +481,7 @@ class LimitedProtocol(H11Protocol):
         self._unsent_then = unsent
         if unsent:
             self._waits_since_s = now_s  # the answer is not over yet
-        if now_s - (self._waits_since_s if self.is_waiting() else self._stands_since_s) >= WAIT_S:
+        if now_s - (self._waits_since_s if self.may_lose_place() else self._stands_since_s) >= WAIT_S:
             self.transport.abort()
         else:
             self._check_later()
@@ -547,7 +547,7 @@ class LimitedServer(uvicorn.Server):
             await asyncio.sleep(0)  # an accept that need not wait lets nothing else run
 
     def _make_room(self) -> bool:
-        waiting = [place for place in self.places if place.is_waiting()]
+        waiting = [place for place in self.places if place.may_lose_place()]
         if not waiting:
             return False
         min(waiting, key=LimitedProtocol.waiting_since_s).close_for_another()

@@ -519,8 +519,8 @@ class RebalanceCaused(NamedTuple):
     at_ms: int
 
 
-class GroupEmptied(NamedTuple):
-    """The end of a rebalance that left no members, at a wall clock time."""
+class RebalanceLeftNoMembers(NamedTuple):
+    """A note for the history of rebalances: one has ended and left no members. `at_ms` is wall clock time."""
 
     group_id: str
     generation: int
@@ -577,7 +577,7 @@ class LogLine(NamedTuple):
     text: str
 
 
-MetricNote: TypeAlias = CounterIncreased | Rebalanced | RebalanceCaused | GroupEmptied
+MetricNote: TypeAlias = CounterIncreased | Rebalanced | RebalanceCaused | RebalanceLeftNoMembers
 """Measurements and records of groups."""
 Note: TypeAlias = MetricNote | LogLine
 

@@ -374,7 +374,7 @@ class CommittedOffsets:
             self.write_tombstone(group.group_id, partition)
         self.context.count_meter(CoordinatorMeter.OFFSET_EXPIRATIONS, len(gone))
         if gone:
-            self.context.log(group.group_id, f"{len(gone)} offsets expired")
+            self.context.log(group.group_id, "1 offset expired" if len(gone) == 1 else f"{len(gone)} offsets expired")
         if group.listed_state() is GroupState.EMPTY and not (
             group.offsets or group.pending or membership.has_unused_member_ids()
         ):

@@ -18,7 +18,6 @@ from kohort.groups.effects import (
     CounterIncreased,
     Downtime,
     Effects,
-    GroupEmptied,
     Level,
     LogLine,
     Now,
@@ -26,6 +25,7 @@ from kohort.groups.effects import (
     Pushed,
     RebalanceCaused,
     Rebalanced,
+    RebalanceLeftNoMembers,
     Reply,
     ReplyValue,
 )
@@ -124,7 +124,7 @@ class Step(ABC):
 
     def record_group_emptied(self, group_id: str, generation: int = -1) -> None:
         """Record that a rebalance ended without members."""
-        self.effects.notes.append(GroupEmptied(group_id, generation, self.now.wall_ms))
+        self.effects.notes.append(RebalanceLeftNoMembers(group_id, generation, self.now.wall_ms))
 
     def report_rebalance(
         self, group_id: str, protocol: str, began_ms: int | None, still: list[Downtime], members: int, generation: int

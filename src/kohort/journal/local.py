@@ -10,6 +10,7 @@ from typing import Final
 from kohort.errors import ErrorCode, FencedError, InvalidInputError
 from kohort.groups.records import Record, TransactionMarked
 from kohort.journal.checked import (
+    ON_CORRUPTION,
     UNREADABLE,
     WHAT_TO_DO,
     DamageSurvey,
@@ -160,9 +161,11 @@ class LogJournal:
                 yield ()
             for sentence in survey.describe_damage():
                 log.error(
-                    "damaged group records: %s%s",
+                    "damaged group records: %s. %s",
                     sentence,
-                    "; the older values are served" if self._older_values else "",
+                    f"Because of {ON_CORRUPTION}=older, the older values are served"
+                    if self._older_values
+                    else f"The groups of this partition are not served. {WHAT_TO_DO}",
                 )
         if not self._older_values:
             raise DamagedError(damage, f"{damage.describe()}. {WHAT_TO_DO}")

@@ -101,7 +101,9 @@ class OffsetSample:
 
 @dataclass(slots=True)
 class Trend:
-    """The history of a group's partition that one evaluation passes to the next. Never changed once made.
+    """The recent history of one partition's lag in a group, which each evaluation passes to the next.
+
+    An object is never changed once made.
 
     Reads are divided into windows: the first read `window_ms` or more after a window began is the first of the next.
 

@@ -195,7 +195,7 @@ class LagMinute:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _UnwrittenRead:
     """The lag values and changes of one read, which wait to be written to the file."""
 
     at_ms: int
@@ -241,7 +241,7 @@ class HistoryWriter(ClosedOnExit):
         self._connection: sqlite3.Connection | None = None
         self._inode = 0
         self._keys: dict[str, tuple[int, int]] = {}  # by name: the key, and when the name was marked as used
-        self._pending: deque[_Pending] = deque(maxlen=PENDING_MAX)
+        self._pending: deque[_UnwrittenRead] = deque(maxlen=PENDING_MAX)
         self._lock = threading.Lock()
         self._news = threading.Event()
         self._ended = False
@@ -296,7 +296,7 @@ class HistoryWriter(ClosedOnExit):
             )
             for name, group in report.groups.items()
         )
-        pending = _Pending(report.taken_ms, known.encode(), rows, tuple(changes))
+        pending = _UnwrittenRead(report.taken_ms, known.encode(), rows, tuple(changes))
         with self._lock:
             self._cluster_id = cluster_id
             self._missed += len(self._pending) == PENDING_MAX
@@ -400,7 +400,7 @@ class HistoryWriter(ClosedOnExit):
                     missed,
                 )
 
-    def _remove_written(self, first: _Pending) -> None:
+    def _remove_written(self, first: _UnwrittenRead) -> None:
         with self._lock:
             if self._pending and self._pending[0] is first:
                 self._pending.popleft()
@@ -446,7 +446,7 @@ class HistoryWriter(ClosedOnExit):
             with contextlib.suppress(sqlite3.Error):
                 connection.close()
 
-    def _write(self, connection: sqlite3.Connection, pending: _Pending) -> None:
+    def _write(self, connection: sqlite3.Connection, pending: _UnwrittenRead) -> None:
         minute = pending.at_ms // STEP_MS * STEP_MS
         with _transaction(connection):
             self._check_cluster(connection)

@@ -172,7 +172,10 @@ def unavailable_partitions(group: GroupLag) -> list[PartitionLag]:
 
 
 def unknown_lag_reason(group: GroupLag) -> str:
-    """Return why no lag of a group is known: the offsets of its partitions are unavailable, or none is committed.
+    """Return why no lag of a group is known.
+
+    The offsets of its partitions are unavailable, or it has committed none. Or its committed offsets are of topics that
+    are gone, or to which no member subscribes.
 
     Args:
         group: A group without `known_partitions`.

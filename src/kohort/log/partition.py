@@ -473,10 +473,10 @@ class PartitionLog:
                     return found
         return found
 
-    def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
-        """Yield every complete batch from `offset` on, one by one, reading `max_bytes` at a time."""
+    def iterate_batches(self, offset: int, read_bytes: int = 1 << 20) -> Iterator[memoryview]:
+        """Yield every complete batch from `offset` on, one by one, reading `read_bytes` at a time."""
         while offset < self.end_offset:
-            result = self.read(offset, max_bytes)
+            result = self.read(offset, read_bytes)
             if not result.ranges:
                 return
             view = memoryview(result.bytes())

@@ -112,7 +112,7 @@ class UnreadableLog(PartitionLog):
         """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 
-    def batches(self, offset: int, max_bytes: int = 1 << 20) -> Iterator[memoryview]:
+    def iterate_batches(self, offset: int, read_bytes: int = 1 << 20) -> Iterator[memoryview]:
         """Raise DamagedError, because the log could not be opened."""
         self._refuse_read()
 

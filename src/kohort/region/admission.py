@@ -135,7 +135,7 @@ def _refuse_new_group(region: str, saved: SavedFacts, applicant: Applicant, plac
     That is so if another group has read one of its topics, into the same sink or by a member of the same name.
     `reads_again` allows it.
     """
-    last = saved.manifests.get(saved.sequence)
+    last = saved.manifests.get(saved.last_complete_sequence)
     positions = () if last is None else last.positions
     if last is None or applicant.reads_again or applicant.group in {position.group for position in positions}:
         return

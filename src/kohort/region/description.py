@@ -17,7 +17,7 @@ def region_list_rows(found: Mapping[str, tuple[SavedFacts, Iterable[str]]]) -> l
             "region": name,
             "term": 0 if saved.term is None else saved.term.term,
             "epoch": 0 if saved.epoch is None else saved.epoch.epoch,
-            "sequence": saved.sequence,
+            "sequence": saved.last_complete_sequence,
             "stopped": stop_reason(saved),
             "groups": list(groups),
         }

@@ -24,7 +24,7 @@ from kohort.region.records import (
     GroupClaim,
     InitialOffset,
     InitialTopics,
-    KeyedStateHead,
+    KeyedStateChainHead,
     Manifest,
     OffsetSpan,
     Position,
@@ -149,7 +149,7 @@ def _unpacked(given: Iterable[Any]) -> list[StagedKey]:
     return [StagedKey(UUID(bytes=key[0]), *key[1:]) for key in given]
 
 
-def _state(given: Position | OffsetSpan) -> tuple[KeyedStateHead, ...]:
+def _state(given: Position | OffsetSpan) -> tuple[KeyedStateChainHead, ...]:
     """Return the keyed state as the last field of an encoded row; empty without one, as in earlier releases."""
     return () if given.state is None else (given.state,)
 
@@ -167,7 +167,7 @@ def _one_by_one(topics: Iterable[Any], kind: type[Located]) -> Iterable[Located]
     for group, topic, topic_id, rows in topics:
         for row in rows:
             if isinstance(row[-1], list):
-                row[-1] = KeyedStateHead(*row[-1])
+                row[-1] = KeyedStateChainHead(*row[-1])
             yield kind(group, topic, UUID(bytes=topic_id), *row)
 
 

@@ -30,8 +30,8 @@ class Part(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class KeyedStateHead(NamedTuple):
-    """The newest file of a partition's keyed state, which names the files before it.
+class KeyedStateChainHead(NamedTuple):
+    """A pointer to the newest file in the chain of files of a partition's keyed state; each file names those before it.
 
     Attributes:
         base: the checkpoint id of the oldest file that is needed: files of earlier checkpoints can be removed.
@@ -60,7 +60,7 @@ class Position:
     partition: int
     offset: int
     leader_epoch: int = -1
-    state: KeyedStateHead | None = None
+    state: KeyedStateChainHead | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class OffsetSpan:
     begin: int
     end: int
     leader_epoch: int = -1
-    state: KeyedStateHead | None = None
+    state: KeyedStateChainHead | None = None
 
 
 def to_part(given: Position | OffsetSpan | InitialOffset) -> Part:

@@ -557,10 +557,10 @@ class Region(ClosedOnExit):
             folder = ""
             with suppress(InvalidInputError):  # no record is valid: which states they name is unknown
                 saved = self._home.read_saved_facts()
-                last = saved.manifests.get(saved.sequence)
+                last = saved.manifests.get(saved.last_complete_sequence)
                 if last is not None and any(position.state is not None for position in last.positions):
                     folder = last.region_id.hex
-            self._home.delete()
+            self._home.delete_region_and_claims()
             return folder
 
     @contextmanager

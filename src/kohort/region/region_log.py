@@ -294,7 +294,7 @@ class RegionLogView:
         finally:
             writer.close()
 
-    def delete(self) -> None:
+    def delete_region_and_claims(self) -> None:
         """Delete all records of the region from the topic, and its claims on consumer groups. Rows in its sinks stay.
 
         Raises:
@@ -714,7 +714,7 @@ class RegionLogWriter:
         read.
         """
         try:
-            return self._settled().sequence
+            return self._settled().last_complete_sequence
         except TermOverError:
             raise
         except KafkaError as error:

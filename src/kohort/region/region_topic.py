@@ -183,7 +183,7 @@ class SavedFacts:
     ignored_because: str = ""
 
     @property
-    def sequence(self) -> int:
+    def last_complete_sequence(self) -> int:
         """The sequence (checkpoint number) of the last complete checkpoint; 0: none."""
         return max(self.manifests, default=0)
 
@@ -234,7 +234,7 @@ class SavedFacts:
 
         The result has the members of the last checkpoint, and absent members whose return the region waits for.
         """
-        last = self.manifests.get(self.sequence)
+        last = self.manifests.get(self.last_complete_sequence)
         if last is None:
             return {}
         at = {**last.away, **dict.fromkeys(last.members, last.sequence)}
@@ -245,7 +245,7 @@ class SavedFacts:
         """Return the records that `RegionLogView.adopt` needs: the last checkpoint, or the region's start offsets."""
         assert self.birth is not None
         known = self.to_region_facts(region, 0)
-        last = self.manifests.get(self.sequence)
+        last = self.manifests.get(self.last_complete_sequence)
         term = 0 if self.term is None else self.term.term
         if last is None:
             began = tuple(
@@ -253,7 +253,7 @@ class SavedFacts:
                 for _, at in sorted(self.initial.items())
             )
             last = Manifest(region, self.birth.region_id, 0, term, 0, 0, (), (), began)
-        given = self.contributions.get(self.sequence, {})
+        given = self.contributions.get(self.last_complete_sequence, {})
         return AdoptionHistory(
             last,
             tuple(given[name] for name in last.members if name in given),
@@ -270,11 +270,13 @@ class SavedFacts:
         if region_id is None:
             assert self.birth is not None
             region_id = self.birth.region_id
-        last = self.manifests.get(self.sequence)
-        given = self.contributions.get(self.sequence, {})
+        last = self.manifests.get(self.last_complete_sequence)
+        given = self.contributions.get(self.last_complete_sequence, {})
         contributions = [given[name] for name in (last.members if last is not None else ()) if name in given]
         away = {} if last is None else last.away
-        waiting = {contribution.member: self.sequence for contribution in contributions if contribution.keeps} | away
+        waiting = {
+            contribution.member: self.last_complete_sequence for contribution in contributions if contribution.keeps
+        } | away
         waited_for = [self.contributions.get(sequence, {}).get(name) for name, sequence in waiting.items()]
         return RegionFacts(
             region,
@@ -282,7 +284,7 @@ class SavedFacts:
             term,
             epoch=0 if self.epoch is None else self.epoch.epoch,
             floor=0 if self.epoch is None else self.epoch.floor,
-            sequence=self.sequence,
+            sequence=self.last_complete_sequence,
             consecutive=0 if self.epoch is None else self.epoch.consecutive,
             expected=frozenset(last.stay) if last is not None else frozenset(),
             processes={

@@ -147,7 +147,8 @@ class RetryingFactWriter:
         """Commit a checkpoint; if the outcome is unknown, look it up in the topic, and retry if it was not committed.
 
         Returns:
-            `CommitEnded`, with the reason for each member whose offsets the group coordinator rejected.
+            `CommitEnded`, with the reason for each member whose offsets the group coordinator rejected. After an
+                unknown outcome that proved to be committed there are none: the coordinator's answer was lost.
         """
         manifest = _stamped(effect.manifest)
         unknown = 0

@@ -129,11 +129,11 @@ class KohortDataSource(DataSource):
             InvalidInputError: an option of the read is invalid; nothing is connected to check.
         """
         if asks_for_table(self._raw):
-            from kohort.spark.tables import parse_table_options, table_schema
+            from kohort.spark.tables import group_table_ddl, parse_table_options
 
             table = parse_table_options(self._raw)
             self._warn(table.ignored)
-            return table_schema(table)
+            return group_table_ddl(table)
         options = self._options()
         check_bound_options(options)
         self._warn(options.ignored)  # every load() calls this method once

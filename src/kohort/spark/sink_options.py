@@ -32,8 +32,8 @@ UNACKNOWLEDGED = "kafka.acks=0 (a task has to know that its records have arrived
 
 
 @dataclass(frozen=True, slots=True)
-class SinkOptions(ClientOptions):
-    """The options of a sink."""
+class KafkaSinkOptions(ClientOptions):
+    """The options of writing a DataFrame to Kafka topics. A region's lakehouse sinks have none of these."""
 
     topic: str | None = declare_setting(
         "topic", None, why="where all records go; without it a column `topic` says it for each"
@@ -71,7 +71,7 @@ class SinkOptions(ClientOptions):
         return kafka_client_settings(self.kafka)
 
 
-def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
+def parse_sink_options(raw: Mapping[str, str]) -> KafkaSinkOptions:
     """Parse the options of one write.
 
     Args:
@@ -81,8 +81,8 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         InvalidInputError: a misspelt option (naming the one meant), a value out of range, no bootstrap servers, an
             unsupported delivery, or invalid producer settings.
     """
-    given = classify_options(raw, SinkOptions, OF_SPARK)
-    options = from_properties(SinkOptions, given.own)
+    given = classify_options(raw, KafkaSinkOptions, OF_SPARK)
+    options = from_properties(KafkaSinkOptions, given.own)
     client = client_settings_from_options(given.kafka, ProducerConfig, "sink")
     options.kafka.update(client.taken)
     if not given.own.get("topic", "a").strip():
@@ -110,7 +110,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     return options
 
 
-def _check_values(options: SinkOptions) -> None:
+def _check_values(options: KafkaSinkOptions) -> None:
     """Check the options of typed values.
 
     Raises:

@@ -260,7 +260,8 @@ class SourceSessions:
     def report_lost(self, query: str, message: Message) -> None:
         """Pass a source's report of lost records to its session; if the session has ended, only log the report."""
         lost = LostRecords.from_message(message)
-        log.warning("a source reports records that may be lost: %s", lost.text)
+        goes_on = "ends (failOnDataLoss=true)" if lost.fatal else "goes on without them (failOnDataLoss=false)"
+        log.warning("a source reports records that may be lost: %s; its query %s", lost.text, goes_on)
         try:
             seat = self._session(query, message.get("seat"))
         except InvalidInputError:

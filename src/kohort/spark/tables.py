@@ -52,7 +52,7 @@ _MANY = "array<struct<topic: string, partition: int>>"
 
 @dataclass(frozen=True, slots=True)
 class TableOptions(ClientOptions):
-    """The options of reading a table of group data."""
+    """The options of reading one of kohort's tables of group data, such as `groups` or `lag`."""
 
     table: str = declare_setting(
         "table",
@@ -105,7 +105,7 @@ class TablePart(InputPartition):
 
 
 class TableReader(DataSourceReader):
-    """The reader of `option("table", …)`: groups, members, offsets, lag or topics as rows."""
+    """The reader of `option("table", …)`: groups, members, offsets, lag, rebalances, topics or commits as rows."""
 
     def __init__(self, options: TableOptions) -> None:
         self._options = options
@@ -162,8 +162,8 @@ class Table:
         return pa.schema([pa.field(name, _TYPES[kind]) for name, kind in self.columns])
 
 
-def table_schema(options: TableOptions) -> str:
-    """Return the columns of the table that the option `table` names, as Spark's DDL."""
+def group_table_ddl(options: TableOptions) -> str:
+    """Return the columns of one of kohort's tables of group data (the option `table`), as Spark's DDL."""
     return TABLES[options.table].ddl
 
 

@@ -160,10 +160,10 @@ class LakeSink(WorldSink, DuckLakeTable):
         super().check(schema)
         self.disk.checked.append(schema)
 
-    def _try_file(self, path: str) -> None:
+    def _check_file_accepted(self, path: str) -> None:
         """Try the empty file of a check; those of stages have the same columns."""
         if "/tried/" in path:
-            super()._try_file(path)
+            super()._check_file_accepted(path)
 
     def _write_rows(self, path: str, rows: pa.Table) -> None:
         super()._write_rows(path, rows)

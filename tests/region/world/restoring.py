@@ -187,8 +187,8 @@ def _histories(saved: SavedFacts, place: str, known: int, number: int) -> set[in
 
     `number` is the last one's in this place.
     """
-    manifest = saved.manifests.get(saved.sequence)
-    given = saved.contributions.get(saved.sequence, {})
+    manifest = saved.manifests.get(saved.last_complete_sequence)
+    given = saved.contributions.get(saved.last_complete_sequence, {})
     staged = set(staged_keys_by_sink(given.values()))
     if manifest is not None and manifest.empties:
         staged = set(manifest.places)

@@ -14,7 +14,7 @@ import pyarrow as pa
 from kohort.errors import CorruptDataError
 from kohort.region.keyed_state.place import FolderStateStore, KeyedState, RegionStateStore
 from kohort.region.keyed_state.states import KeyedStates, LoadedKeyedState, StateMapping
-from kohort.region.records import KeyedStateHead, Manifest, Part, Position, to_part
+from kohort.region.records import KeyedStateChainHead, Manifest, Part, Position, to_part
 from tests.region.volume import Calls, Volume
 from tests.region.world.clock import ViolatedError
 from tests.region.world.names import REGION_ID, part
@@ -111,7 +111,7 @@ class MemberStates:
         position = self._disk.world.stored.positions.get(given)
         return position is None or self.kept._heads.get(given) == position.state
 
-    def save(self, sequence: int) -> dict[Part, KeyedStateHead | None]:
+    def save(self, sequence: int) -> dict[Part, KeyedStateChainHead | None]:
         self._saves = True
         try:
             return self.kept.save(sequence)

@@ -170,7 +170,7 @@ def test_a_run_that_ends_in_the_middle_of_a_cut_changes_nothing_of_it(both: Both
         both.plane.say(both.connections[member], messages.MemberDrained(cut))
     order = both.plane.orders(both.connections[0], messages.ContributeOrder)[-1]
     both.query.order(order, member=0)
-    both.query.query.on_member_ended(0, None)
+    both.query.query.on_source_member_ended(0, None)
     until(lambda: both.query.query._run is None, "the run is stopped", 10)
     both.query.order(order, member=1)
     for member in (0, 1):
@@ -203,7 +203,7 @@ def test_a_batch_of_a_run_that_was_stopped_is_waited_for_no_more(both: Both) -> 
     both.reads()
     both.query.run.begin(1)
     assert not both.query.query.is_idle()
-    both.query.query.on_member_ended(0, None)
+    both.query.query.on_source_member_ended(0, None)
     until(both.query.query.is_idle, "nothing runs", 5)
 
 

@@ -283,7 +283,7 @@ class TlsHandshake:
         host, port = self._transport.peer
         if why and self._logins.notices.should_log(host, why):
             log.warning(
-                "[listener %s] closing the connection from %s:%d, whose client has not authenticated: %s",
+                "[listener %s] TLS login of %s:%d failed, closing the connection: %s",
                 self._listener,
                 host,
                 port,

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.client import lookups
-from kohort.client.consumer import sync_methods
+from kohort.client.consumer import shared_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import decode_and_look_up_schemas, with_schema_registry
 from kohort.client.consumer.effects import (
@@ -23,7 +23,7 @@ from kohort.client.consumer.effects import (
 )
 from kohort.client.consumer.fetch_buffer import RowSlice
 from kohort.client.consumer.records import Records, slices_to_arrow
-from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
+from kohort.client.consumer.shared_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
 from kohort.client.net.asyncio_driver import AsyncClient
 from kohort.client.net.facades import awaiting
 from kohort.client.net.runtime import Work
@@ -114,8 +114,8 @@ class AsyncConsumer(NonWaitingMethods):
 
     # Offsets.
 
-    commit = awaiting(sync_methods.commit)
-    committed = awaiting(sync_methods.committed)
+    commit = awaiting(shared_methods.commit)
+    committed = awaiting(shared_methods.committed)
 
     async def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record that will be returned. A rebalance listener may call this, too."""

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from kohort.client import lookups
-from kohort.client.consumer import sync_methods
+from kohort.client.consumer import shared_methods
 from kohort.client.consumer.core import ConsumerCore, WakeupError
 from kohort.client.consumer.deserializers import with_schema_registry
 from kohort.client.consumer.effects import (
@@ -23,7 +23,7 @@ from kohort.client.consumer.effects import (
 )
 from kohort.client.consumer.fetch_buffer import RowSlice
 from kohort.client.consumer.records import Records, slices_to_arrow
-from kohort.client.consumer.sync_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
+from kohort.client.consumer.shared_methods import CALLED_WITHIN, OTHER_CALLER_LEAST_S, OTHER_CALLER_S, NonWaitingMethods
 from kohort.client.lookups import LookupMethods
 from kohort.client.net.facades import blocking
 from kohort.client.net.thread_driver import ThreadClient, copy_error_for_application
@@ -138,8 +138,8 @@ class Consumer(LookupMethods, NonWaitingMethods):
 
     # Offsets.
 
-    commit = blocking(sync_methods.commit)
-    committed = blocking(sync_methods.committed)
+    commit = blocking(shared_methods.commit)
+    committed = blocking(shared_methods.committed)
 
     def position(self, partition: TopicPartition, *, timeout_ms: float | None = None) -> int:
         """Return the offset of the next record that will be returned. A rebalance listener may call this, too."""

@@ -349,7 +349,10 @@ class ClassicMembership(Membership):
         self._superseded: Promise[None] = Promise()
 
     def request_rejoin(self, reason: str) -> None:
-        """Request a rebalance of the group."""
+        """Let this member join the group again as soon as its current round is over, without waiting for a poll.
+
+        Of several reasons the first is sent.
+        """
         self._rejoin_reason = self._rejoin_reason or reason
         self._move()
 

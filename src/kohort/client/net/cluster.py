@@ -188,10 +188,13 @@ class Coordinators:
         return self.own.get(node_id) or self._nodes.get(node_id)
 
     async def find(self, to: Coordinator, timeout_ms: float) -> int:
-        """Return the node id of a coordinator; concurrent look-ups of the same one are shared.
+        """Return the node id of a coordinator: at once if it is known, else after a look-up.
+
+        Concurrent look-ups of the same coordinator are shared.
 
         Raises:
             KafkaError: The error of FindCoordinator; retriable while the coordinator is not available.
+            TimedOutError: The look-up did not end within `timeout_ms`.
         """
         known = self._found.get(to)
         if known is not None:
@@ -366,7 +369,7 @@ class Cluster:
         self._on_fault.append(listener)
 
     def close_after_fault(self, error: Exception) -> None:
-        """Close, because an unexpected error ended the client."""
+        """Close, and tell the fault listeners the unexpected error that ended the client."""
         self.close()
         for listener in self._on_fault:
             listener(error)
@@ -571,10 +574,11 @@ class Cluster:
     # Coordinators.
 
     async def coordinator(self, to: Coordinator, timeout_ms: float | None = None) -> int:
-        """Return the node id of a coordinator; concurrent look-ups of the same one are shared.
+        """Return the node id of a coordinator, as `Coordinators.find` does; None: within `request_timeout_ms`.
 
         Raises:
             KafkaError: The error of FindCoordinator; retriable while the coordinator is not available.
+            TimedOutError: The look-up did not end in time.
         """
         return await self._coordinators.find(to, self.config.request_timeout_ms if timeout_ms is None else timeout_ms)
 

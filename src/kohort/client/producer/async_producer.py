@@ -139,7 +139,11 @@ class AsyncProducer(ProducerFacadeMixin):
             timeout_ms: Limit for all of it; None: until all is delivered or has failed.
         """
         if (undelivered := await self._close(timeout_ms)) is not None:
-            log.warning("the producer closed with undelivered records: %s", undelivered)
+            log.warning(
+                "the producer closed, and the application has not noticed that records were lost: %s; to notice, give "
+                "send() a callback on_delivery, or call result() of each delivery",
+                undelivered,
+            )
 
     async def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""

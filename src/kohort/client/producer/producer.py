@@ -193,7 +193,11 @@ class Producer(ProducerFacadeMixin):
             timeout_ms: Limit for all of it; None: until all is delivered or has failed.
         """
         if (undelivered := self._close(timeout_ms)) is not None:
-            log.warning("the producer closed with undelivered records: %s", undelivered)
+            log.warning(
+                "the producer closed, and the application has not noticed that records were lost: %s; to notice, give "
+                "send() a callback on_delivery, or call result() of each delivery",
+                undelivered,
+            )
 
     def _close(self, timeout_ms: float | None) -> KafkaError | None:
         """Close; return the error of undelivered records that the application did not read."""

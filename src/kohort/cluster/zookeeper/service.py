@@ -428,7 +428,7 @@ class ZooKeeperCoordination:
                 before, self._refused_by = self._refused_by, await self._refusing(node, mine)
                 if self.placement is not None and self._refused_by not in (None, before):
                     log.error(
-                        "placement: this coordinator is no longer the leader: %s",
+                        "placement: conflict over the ZooKeeper path, this coordinator does not lead any more: %s",
                         self._has_path(self._refused_by.candidate),
                     )
                 return False

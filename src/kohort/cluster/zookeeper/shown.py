@@ -59,12 +59,12 @@ def _mirrored(host: GroupHost, name: str) -> MirroredTopic:
 
 
 class BrokerInZooKeeper:
-    """A broker's registration and mirrors in ZooKeeper; runs beside the broker (`broker.run.BrokerCompanion`)."""
+    """A broker's registration and mirrors in ZooKeeper (a `broker.run.BrokerRegistrar`)."""
 
     def __init__(
         self, address: str | ZooKeeperAddress, session_ms: int = SESSION_MS, owners_look_s: float = OWNERS_LOOK_S
     ) -> None:
-        """Create a closed registration; `open` connects it.
+        """Create a closed registration; `open_before_clients` connects it.
 
         Args:
             address: HOST:PORT[,HOST:PORT…][/PATH], with the settings of connections where they are secure.
@@ -79,7 +79,7 @@ class BrokerInZooKeeper:
         self._tasks: list[asyncio.Task[None]] = []
         self._mirror: GroupMirror | None = None
 
-    async def open(self, broker: BrokerServer) -> None:
+    async def open_before_clients(self, broker: BrokerServer) -> None:
         """Register, wait until elected, then mirror topics and groups.
 
         Raises:

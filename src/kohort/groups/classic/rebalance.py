@@ -250,7 +250,8 @@ class ClassicRebalance(ClassicNotification):
             member.is_new = False
             member.restart_session_if_connected(step, member.session_timeout_ms)
         step.start_timer(self.sync_phase, self.rebalance_timeout_ms())
-        step.log(self.group_id, f"generation {self.generation} has {len(self.members)} members")
+        count = len(self.members)
+        step.log(self.group_id, f"generation {self.generation} has {count} {'member' if count == 1 else 'members'}")
 
     def join_reply(self, member: ClassicMember) -> JoinGroupReply:
         """Return the reply to a JoinGroup of the current generation; the leader's lists all members."""

@@ -414,7 +414,10 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
             self.schedule_suspicion_check(step)
 
     def on_settings_changed(self, step: Step, event: GroupSettingsChanged) -> None:
-        """Apply changed settings of the group: session timeout and heartbeat interval."""
+        """Keep the group's changed session timeout and heartbeat interval.
+
+        They apply to each member from its next heartbeat. Running session timers are left as they are.
+        """
         self.settings = event.settings
 
     def build_soft_state(self, step: Step) -> None:
@@ -439,7 +442,8 @@ class ConsumerHeartbeat(ConsumerClassicMembers):
                 self.begin_epoch(step, Cause(RebalanceReason.COORDINATOR, text))
             self.request_target_assignment(step)
             self.schedule_suspicion_check(step)
-        step.log(self.group_id, f"loaded with {len(self.members)} members at epoch {self.epoch}", Level.DEBUG)
+        members = "1 member" if len(self.members) == 1 else f"{len(self.members)} members"
+        step.log(self.group_id, f"loaded with {members} at epoch {self.epoch}", Level.DEBUG)
 
     # -- Members of a consumer group whose connection ended without a leave; `failure_detector` defines their grace
     # period

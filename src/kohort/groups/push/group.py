@@ -397,14 +397,18 @@ class PushAnswers(PushRegistry):
         self.complete_if_all_started(step)
 
     def on_attempt_timeout(self, step: Step, _subject: str) -> None:
-        """Retry the rebalance after a backoff because an attempt has timed out, or fail it after the last retry."""
+        """Retry the rebalance after a backoff, because an attempt has timed out.
+
+        After the last retry the rebalance fails: silent members are disconnected, and attempts start again after the
+        backoff.
+        """
         if self.rebalancing:
             late = ", ".join(sorted(self.moving)[:5])
             step.log(self.group_id, f"rebalance attempt {self.attempt + 1} timed out; waiting for {late}")
             self.retry_rebalance(step)
 
     def retry_rebalance(self, step: Step) -> None:
-        """Retry the rebalance after the backoff; after the last retry, let it fail."""
+        """Schedule another attempt after the backoff; after the last retry, first let the rebalance fail."""
         self.attempts.cancel()
         self.attempt += 1
         if self.attempt > step.config.push_rebalance_retries:

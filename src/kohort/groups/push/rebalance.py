@@ -70,7 +70,7 @@ def compute_push_assignment(
             for topic, streams in streams_by_topic(member, matched).items()
             if topic in work.topics  # others have no partitions yet
         }
-        for taker, subscription in split_streams(member_id, reads, work.current[member_id], by_id).items():
+        for taker, subscription in streams_as_members(member_id, reads, work.current[member_id], by_id).items():
             takers[taker] = subscription
             member_of[taker] = member_id
     read = {topic for subscription in takers.values() for topic in subscription.topics}
@@ -99,25 +99,35 @@ def streams_by_topic(member: PushMemberSaved, matched: Matched) -> Mapping[str, 
     return dict.fromkeys(matched[member.regex, member.excluding], member.streams)
 
 
-def split_streams(
-    member_id: str, reads: Mapping[str, int], owned: Iterable[TopicIdPartition], by_id: Mapping[TopicId, Topic]
+def streams_as_members(
+    member_id: str,
+    streams_of: Mapping[str, int],
+    owned: Iterable[TopicIdPartition],
+    topics_by_id: Mapping[TopicId, Topic],
 ) -> dict[str, MemberSubscription]:
-    """Return a consumer's streams, each as a member of its own for the assignor, with its share of the partitions."""
+    """Return a consumer's streams, each as a member of its own for the assignor, with its share of the partitions.
+
+    Args:
+        member_id: the consumer.
+        streams_of: the number of streams for each topic that the consumer reads.
+        owned: the consumer's present partitions.
+        topics_by_id: all topics.
+    """
     held: dict[int, list[TopicPartition]] = {}
     dealt: dict[str, int] = {}
     for topic_id, number in sorted(owned, key=topic_id_partition_sort_key):
-        topic = by_id.get(topic_id)
-        if topic is not None and topic.name in reads and number < topic.partitions:
+        topic = topics_by_id.get(topic_id)
+        if topic is not None and topic.name in streams_of and number < topic.partitions:
             stream = dealt.get(topic.name, 0)
             dealt[topic.name] = stream + 1
-            held.setdefault(stream % reads[topic.name], []).append(TopicPartition(topic.name, number))
+            held.setdefault(stream % streams_of[topic.name], []).append(TopicPartition(topic.name, number))
     return {
         f"{member_id}-{stream}": MemberSubscription(
-            topics=tuple(sorted(topic for topic, streams in reads.items() if streams > stream)),
+            topics=tuple(sorted(topic for topic, streams in streams_of.items() if streams > stream)),
             owned=tuple(held.get(stream, ())),
             generation=1,
         )
-        for stream in range(max(reads.values(), default=1))
+        for stream in range(max(streams_of.values(), default=1))
     }
 
 

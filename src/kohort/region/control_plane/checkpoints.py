@@ -13,7 +13,7 @@ from kohort.region.control_plane.events import (
     CheckpointFailed,
     CommitCheckpoint,
     CommitEnded,
-    DeferredResetDue,
+    DeferredResetMayBegin,
     FindOutsideClients,
     LogLevel,
     MemberOffsets,
@@ -438,7 +438,7 @@ class Checkpoints:
         self._look_for_lone()
         plane.order_publications()
         if plane.pending is not None:
-            plane.request(DeferredResetDue())
+            plane.request(DeferredResetMayBegin())
             return
         self.schedule_next_checkpoint()
         self.starts.hand_out_partitions()

@@ -142,8 +142,8 @@ class ResetRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class DeferredResetDue:
-    """The request to begin the reset that was deferred: nothing delays it any more."""
+class DeferredResetMayBegin:
+    """The request to begin the deferred reset, because nothing delays it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ class GroupGenerationReported:
 
 Request = (
     ResetRequest
-    | DeferredResetDue
+    | DeferredResetMayBegin
     | CheckpointFailed
     | StopRequest
     | PendingCommitSettled

@@ -17,7 +17,7 @@ from kohort.region.control_plane.events import (
     CheckpointFailed,
     CheckpointMayBegin,
     ClockTick,
-    DeferredResetDue,
+    DeferredResetMayBegin,
     Effect,
     Event,
     FactsSaved,
@@ -105,7 +105,7 @@ class RegionMachine:
         match request:
             case ResetRequest():
                 self.recovery.reset_region(request)
-            case DeferredResetDue():
+            case DeferredResetMayBegin():
                 self.recovery.begin_deferred_reset()
             case CheckpointFailed():
                 self.recovery.reset_after_failure(request.why, request.cause)

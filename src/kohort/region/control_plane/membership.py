@@ -9,7 +9,7 @@ from kohort.region.control_plane.events import (
     CheckpointMayBegin,
     CheckProcess,
     ConnectionEnded,
-    DeferredResetDue,
+    DeferredResetMayBegin,
     GroupGenerationReported,
     LeaverWantsCheckpoint,
     LogLevel,
@@ -329,7 +329,7 @@ class RegionMembers:
         old = [member for member in plane.members.values() if member.epoch >= 0 and member.phase is MemberPhase.READING]
         plane.state = RegionState.RUNNING
         if plane.pending is not None:
-            plane.request(DeferredResetDue())
+            plane.request(DeferredResetMayBegin())
             return
         if not old:
             plane.floor = plane.epoch + 1  # earlier staged rows are discarded

@@ -40,7 +40,7 @@ from kohort.region.keyed_state.state_files import (
     file_name,
     partition_folder_name,
 )
-from kohort.region.records import KeyedStateHead, Part
+from kohort.region.records import KeyedStateChainHead, Part
 from kohort.region.sinks.staged_files import write_file_atomically
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ class SweepOrder(NamedTuple):
     """
 
     part: Part
-    head: KeyedStateHead
+    head: KeyedStateChainHead
     names: frozenset[str] | None = None
 
     def is_removed(self, name: str, sequence: int) -> bool:
@@ -342,7 +342,7 @@ class RegionStateStore:
         finally:
             self._writes.release()
 
-    def read_newest_file(self, part: Part, head: KeyedStateHead) -> tuple[list[KeyedStateFile], memoryview]:
+    def read_newest_file(self, part: Part, head: KeyedStateChainHead) -> tuple[list[KeyedStateFile], memoryview]:
         """Return a state's chain of files, and the payload of the newest one.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from kohort.errors import CorruptDataError
-from kohort.region.records import KeyedStateHead, Part
+from kohort.region.records import KeyedStateChainHead, Part
 
 FILE_BYTES: Final = 32 * 1024 * 1024
 """Size of a file's payload; one more change may exceed it."""
@@ -71,10 +71,10 @@ def partition_folder_name(part: Part) -> str:
     return f"{readable}-{part.partition}-{_digest(told).hex()}"
 
 
-def head_of_chain(chain: list[KeyedStateFile]) -> KeyedStateHead:
+def head_of_chain(chain: list[KeyedStateFile]) -> KeyedStateChainHead:
     """Return the entry by which the region's metadata topic names a state: its newest file, with the size of all."""
     newest, base = chain[-1], min(file.sequence for file in chain)
-    return KeyedStateHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
+    return KeyedStateChainHead(base, newest.sequence, newest.digest, sum(file.size for file in chain))
 
 
 def encode_file_header(kind: Literal["base", "delta"], before: list[KeyedStateFile]) -> bytes:

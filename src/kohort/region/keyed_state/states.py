@@ -29,7 +29,7 @@ from kohort.region.keyed_state.state_files import (
     encode_deltas,
     head_of_chain,
 )
-from kohort.region.records import KeyedStateHead, Part
+from kohort.region.records import KeyedStateChainHead, Part
 
 log = logging.getLogger("kohort.region")
 DELTAS_BYTES: Final = 256 * 1024
@@ -162,7 +162,7 @@ class KeyedStateCopy:
         rows = self._database.execute(f"SELECT key FROM state {where} ORDER BY key LIMIT {_PAGE_KEYS}", values)
         return [bytes(row[0]) for row in rows]
 
-    def shrink_file(self) -> None:
+    def shrink_file_if_sparse(self) -> None:
         """Shrink the SQLite file if more than half of its pages are free, after keys were removed."""
         free, pages = (int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
                        for name in ("freelist_count", "page_count"))  # fmt: skip
@@ -196,7 +196,7 @@ class LoadedKeyedState:
     """The keyed state of one partition: a working copy, the saved files, and the changes since. It is thread-safe."""
 
     def __init__(
-        self, part: Part, place: RegionStateStore, head: KeyedStateHead | None, work_folder: str | None
+        self, part: Part, place: RegionStateStore, head: KeyedStateChainHead | None, work_folder: str | None
     ) -> None:
         """Load a saved state into a working copy; `head` None: the state is empty.
 
@@ -245,7 +245,7 @@ class LoadedKeyedState:
         self._copy.apply_changes(changes)
 
     @property
-    def head(self) -> KeyedStateHead | None:
+    def head(self) -> KeyedStateChainHead | None:
         """The newest saved file of the state, which names the others; None: nothing was saved."""
         return head_of_chain(self._chain) if self._chain else None
 
@@ -326,7 +326,7 @@ class LoadedKeyedState:
         return self._place.append_deltas(self._part, sequence, before, encode_deltas(changes))
 
     def _with_base(self, sequence: int) -> list[KeyedStateFile]:
-        self._copy.shrink_file()
+        self._copy.shrink_file_if_sparse()
         return self._place.write_base_files(self._part, sequence, self._copy.base_file_writers())
 
     def _to_merge(self, deltas: list[KeyedStateFile], size: int) -> list[KeyedStateFile]:
@@ -420,11 +420,11 @@ class KeyedStates:
     def __init__(self, place: RegionStateStore, work_folder: str | None) -> None:
         self._place, self._work_folder = place, work_folder
         self._lock = threading.RLock()
-        self._heads: dict[Part, KeyedStateHead | None] = {}
+        self._heads: dict[Part, KeyedStateChainHead | None] = {}
         self._loaded: dict[Part, LoadedKeyedState] = {}
         self._kept: dict[Part, LoadedKeyedState] = {}  # from before a reset
         self._left: list[LoadedKeyedState] = []
-        self._given: dict[Part, KeyedStateHead | None] = {}
+        self._given: dict[Part, KeyedStateChainHead | None] = {}
         self._swept: dict[Part, int] = {}
 
     @property
@@ -432,7 +432,7 @@ class KeyedStates:
         """The storage where the states are saved."""
         return self._place
 
-    def set_saved_state(self, part: Part, saved: KeyedStateHead | None) -> None:
+    def set_saved_state(self, part: Part, saved: KeyedStateChainHead | None) -> None:
         """Set the saved state with which a partition begins; None: an empty one.
 
         The first use loads it, unless a working copy of that state was kept over a reset.
@@ -499,7 +499,7 @@ class KeyedStates:
         with self._lock:
             return sum(state.changed_bytes for state in self._loaded.values()) >= CHANGED_BYTES
 
-    def save(self, sequence: int) -> dict[Part, KeyedStateHead | None]:
+    def save(self, sequence: int) -> dict[Part, KeyedStateChainHead | None]:
         """Save all changed states for this checkpoint id, and return the saved state of each partition.
 
         None: the partition has none. The call may be repeated after an error.

@@ -94,7 +94,10 @@ class MemberMachine(Member):
         self.resend_pending_messages()
 
     def resend_pending_messages(self) -> None:
-        """Send the member's pending requests and reports again, which a new control plane may not have received."""
+        """Send again all that a new control plane may not have received: pending requests and reports.
+
+        Then send `AssignmentChanged`, and request start offsets of the partitions that lack one.
+        """
         if self.state is PENDING and not self.going_back:
             self.send_report(messages.RegionResetRequest("partitions were released", forced=True))
         if self.failure is not None:

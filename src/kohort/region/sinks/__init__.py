@@ -109,8 +109,9 @@ class Sink(Protocol):
         nevertheless. The topic may be an older copy, and the number may come from a sequence that the copy lacks. The
         call may therefore skip its work only if the sink was emptied as this sequence, or shows a later one.
 
-        Rows that were staged in epochs before `floor` are discarded too. Those of later epochs stay, since members may
-        be staging them now. The effect is durable when the call returns. The call is retried as `publish` is.
+        Rows that were staged in epochs before `floor`, the minimum valid epoch, are discarded too. Those of later
+        epochs stay, since members may be staging them now. The effect is durable when the call returns. The call is
+        retried as `publish` is.
 
         Another caller may still be publishing an earlier sequence. Its call may then fail, or find the sequence done.
 

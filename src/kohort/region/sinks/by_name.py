@@ -62,9 +62,9 @@ def parquet_folder_from_name(name: str) -> ParquetFolder:
 
 
 def _stored(kind: Callable[..., _Stored], name: str) -> _Stored:
-    from kohort.region.sinks.object_store import parse_store_name  # an extra of the package
+    from kohort.region.sinks.object_store import split_store_name  # an extra of the package
 
-    url, options = parse_store_name(name)
+    url, options = split_store_name(name)
     return kind(url, storage_options=options)
 
 

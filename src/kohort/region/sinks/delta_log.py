@@ -150,8 +150,8 @@ class DeltaLog:
                 return False
         return True
 
-    def add_columns(self, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> bool:
-        """Commit a version with additional columns; return False if another writer has committed that version first.
+    def try_add_columns(self, table: deltalake.DeltaTable, columns: Iterable[pa.Field[Any]]) -> bool:
+        """Try to commit a version with more columns; return False if another writer has committed that version first.
 
         Raises:
             InvalidInputError: the table can't have a column.

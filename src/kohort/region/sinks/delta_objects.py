@@ -218,7 +218,11 @@ class DeltaObjects(DeltaTable):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        """Check that tables of this schema can be staged and published; create the table if it is missing.
+
+        The first call stores the schema, which holds for all later rows. With `evolve="add"`, later calls add the new
+        columns of their schema to it and to the table.
+        """
         self._bound()
         try:
             super().check(schema)

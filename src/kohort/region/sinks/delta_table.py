@@ -201,7 +201,11 @@ class DeltaTable(FolderSink):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        """Check that tables of this schema can be staged and published; create the table if it is missing.
+
+        The first call stores the schema, which holds for all later rows. With `evolve="add"`, later calls add the new
+        columns of their schema to it and to the table.
+        """
         self._bound()
         check_column_names(schema, self.partition_by, "partition_by")
         schema = resolve_null_types(schema, self._known_columns, self.evolve)
@@ -258,7 +262,7 @@ class DeltaTable(FolderSink):
         if missing:
             check_column_names(pa.schema([*there, *missing]), (), "")
             check_no_new_feature(self.path, table, missing)
-            if self._log.add_columns(table, missing):
+            if self._log.try_add_columns(table, missing):
                 self._log.sync_column_commits(table.version())
         return bool(missing)
 
@@ -569,7 +573,10 @@ class DeltaTable(FolderSink):
         return pa.Table.from_arrays(columns, schema=kept)
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows by one Delta commit, which removes its data files and records this checkpoint."""
+        """Remove the region's rows by one Delta commit, which removes its data files and records this checkpoint.
+
+        Then remove staged rows of epochs before `floor`, the minimum valid epoch; rows of later epochs stay staged.
+        """
         if not self._is_claimed():
             return
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
@@ -648,7 +655,9 @@ class DeltaTable(FolderSink):
         for name in self._names_in(self._staging):
             data = _DATA.fullmatch(name)
             stem = name if data else staged_files.staged_key_text(name)
-            void = int(data[1]) < keep.floor if data else staged_files.is_key_before_floor(stem, self._id, keep.floor)
+            void = (
+                int(data[1]) < keep.floor if data else staged_files.is_key_of_invalid_epoch(stem, self._id, keep.floor)
+            )
             if name.startswith(_DONE) or (void and stem not in kept):
                 gone.append(name)
         self._remove_staged(gone)
@@ -667,7 +676,7 @@ class DeltaTable(FolderSink):
         self._sync_own()
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
-        return owner_marker.add_columns(self._files, self._own, number, columns)
+        return owner_marker.try_add_columns(self._files, self._own, number, columns)
 
     def _sync_own(self) -> None:
         sync_folder(self._files, self._own)

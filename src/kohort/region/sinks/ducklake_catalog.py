@@ -176,11 +176,13 @@ class DuckLake:
         Raises:
             NotAuthorizedError: it may not.
         """
-        if self.has_catalog() and not os.access(self.catalog, os.W_OK):
+        if self.has_catalog_database() and not os.access(self.catalog, os.W_OK):
             raise NotAuthorizedError(f"No right to write {self.catalog}, the catalog of {self._place}")
 
-    def has_catalog(self) -> bool:
-        """Return whether the catalog's file exists and is not empty. Attaching a missing file would create it.
+    def has_catalog_database(self) -> bool:
+        """Return whether the catalog's database is there: a file that is not empty.
+
+        Attaching a missing file would create it.
 
         The file is only looked at, never opened: closing it would drop all locks that this process has on it.
         """
@@ -245,7 +247,7 @@ class DuckLake:
 
     def _has_lake(self, at: LakeTransaction) -> bool:
         """Return whether the catalog already has DuckLake's own tables, without creating them."""
-        if not self.has_catalog():
+        if not self.has_catalog_database():
             return False
         at.execute_statement(f"ATTACH {quote_sql_text(self.catalog)} AS {{lake}}_file (TYPE {self._kind}, READ_ONLY)")
         try:
@@ -296,7 +298,7 @@ class PostgresLake(DuckLake):
         if lacking := self._lacking_rights():
             raise self._no_right(lacking)
 
-    def has_catalog(self) -> bool:
+    def has_catalog_database(self) -> bool:
         """Return True: the database must exist before the lake, or else no connection can be opened."""
         return True
 

@@ -235,7 +235,7 @@ class DuckLakeTable(FolderSink):
     def _newest_state(self) -> _LakeState | None:
         """Return the table's state in the newest snapshot; None: the lake or the table does not exist."""
         self._bound()
-        if not self._lake.has_catalog():
+        if not self._lake.has_catalog_database():
             return None
         try:
             with self._lake.transaction() as at:
@@ -285,7 +285,10 @@ class DuckLakeTable(FolderSink):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create what is missing."""
+        """Check that tables of this schema can be staged and published; create what is missing.
+
+        The first call stores the schema, which holds for all later rows: this sink adds no columns to it.
+        """
         self._bound()
         check_column_names(schema, (), "")
         if ours := [name for name in schema.names if name.lower() in _VIRTUAL]:
@@ -300,7 +303,7 @@ class DuckLakeTable(FolderSink):
             self._lake.check_rights()
             state, claim = self._made(given)
             check_schema_fits(self.place, claim.row_schema(), given)
-            self._try_empty_file(state, claim.row_schema())
+            self._check_empty_file_accepted(state, claim.row_schema())
         except PermissionError as error:
             raise NotAuthorizedError(f"No right to write the DuckLake table {self.place}: {error}") from error
         except NotADirectoryError as error:
@@ -429,7 +432,7 @@ class DuckLakeTable(FolderSink):
             for name in named:
                 self._put_piece(state, key, msgspec.structs.replace(old, others=(*old.others, name)))
                 self._write_rows(self._file(state, name), rows)
-                self._try_file(self._file(state, name))
+                self._check_file_accepted(self._file(state, name))
             piece = _LakePiece(tuple(named), rows.num_rows, True, (*old.others, *old.files))
             self._put_piece(state, key, piece)
         except BaseException:
@@ -466,17 +469,23 @@ class DuckLakeTable(FolderSink):
             make_folder(self._files, folder)
             staged_files.write_file_atomically(self._files, folder, name, lambda output: output.write(data))
 
-    def _try_empty_file(self, state: _LakeState, schema: pa.Schema) -> None:
+    def _check_empty_file_accepted(self, state: _LakeState, schema: pa.Schema) -> None:
         """Check with an empty Parquet file that DuckLake accepts files with these columns."""
         path = f"{self._folder(state)}/{_TRIALS}/{uuid.uuid4().hex}.parquet"
         self._write_rows(path, schema.empty_table())
         try:
-            self._try_file(path)
+            self._check_file_accepted(path)
         finally:
             remove_file(self._files, path)
 
-    def _try_file(self, path: str) -> None:
-        """Check that DuckLake accepts a Parquet file: add it to the table in a transaction that is rolled back."""
+    def _check_file_accepted(self, path: str) -> None:
+        """Check that DuckLake accepts this Parquet file: add it to the table in a transaction that is rolled back.
+
+        The file is an empty trial file, or has newly staged rows.
+
+        Raises:
+            InvalidInputError: DuckLake refuses the file; or the table has partitions.
+        """
         try:
             with self._lake.transaction() as at:
                 at.execute_statement(self._adding([path]))
@@ -581,7 +590,10 @@ class DuckLakeTable(FolderSink):
             raise CorruptDataError(f"{self.place} has moved {moved} rows of {_SEQUENCES}, and not one")
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows in one transaction, which also records this sequence (checkpoint)."""
+        """Remove the region's rows in one transaction, which also records this sequence (checkpoint).
+
+        Then remove staged rows of epochs before `floor`, the minimum valid epoch; rows of later epochs stay staged.
+        """
         state = self._find()
         if state is None:
             return
@@ -675,7 +687,7 @@ class DuckLakeTable(FolderSink):
         folder, kept = f"{self._folder(state)}/staged", {key.file_stem() for key in keep.keys}
         for name in list_folder(self._files, folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
-            if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
+            if stem in kept or not staged_files.is_key_of_invalid_epoch(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(state, stem)

@@ -294,7 +294,7 @@ class IcebergTable(BoundSink):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        """Check that this schema can be written; create the table and, with `evolve="add"`, its missing columns."""
         self._bound()
         fields = iceberg_partitions.parse_partition_fields(self.partition_by)
         check_column_names(schema, (field.column for field in fields), "partition_by")
@@ -643,7 +643,7 @@ class IcebergTable(BoundSink):
         raise self._too_late()
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Remove the region's rows by one commit that removes its data files and records this sequence (checkpoint)."""
+        """Remove the region's rows by one commit with this sequence; then staged rows of epochs before `floor`."""
         lake = self._find()
         if lake is None:
             return
@@ -733,7 +733,7 @@ class IcebergTable(BoundSink):
         kept = {key.file_stem() for key in keep.keys}
         for name in store.list_files(folder):
             stem = name.removesuffix(_PIECE) if name.endswith(_PIECE) else staged_files.staged_key_text(name)
-            if stem in kept or not staged_files.is_key_before_floor(f"{stem}", self._id, keep.floor):
+            if stem in kept or not staged_files.is_key_of_invalid_epoch(f"{stem}", self._id, keep.floor):
                 continue
             if name.endswith(_PIECE):
                 self._drop(lake, stem)

@@ -175,7 +175,10 @@ class KafkaTopic(BoundSink):
     # Before the first record.
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create both topics if they are missing."""
+        """Check that tables of this schema can be staged and published; create both topics if they are missing.
+
+        The first call stores the schema, which holds for all later rows: this sink adds no columns to it.
+        """
         self._bound()
         given = _schema_of_rows(with_plain_types(schema))
         with self._admin() as admin:
@@ -361,7 +364,10 @@ class KafkaTopic(BoundSink):
         return self._owned(self._staging_topic.read_owner_marker())
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all records of the topic, also those of other programs; record this checkpoint in the owner marker."""
+        """Delete all records of the topic, also those of other programs; record this checkpoint in the owner marker.
+
+        Then remove staged rows of epochs before `floor`, the minimum valid epoch; rows of later epochs stay staged.
+        """
         self._bound()
         if self._staging_topic.read_owner_marker() is None:
             return

@@ -111,7 +111,7 @@ def _parsed(url: str) -> _StoreUrl:
     return _StoreUrl("s3" if scheme == "s3a" else scheme, bucket, prefix)
 
 
-def parse_store_name(name: str) -> tuple[str, dict[str, str]]:
+def split_store_name(name: str) -> tuple[str, dict[str, str]]:
     """Split `ObjectStore.name`, such as `s3://bucket/path[endpoint]`, into the URL and options (endpoint, account).
 
     Credentials are not part of the name; they come from the environment.

@@ -186,7 +186,7 @@ def encode_added_columns(columns: Iterable[pa.Field[Any]]) -> bytes:
     return msgspec.json.encode(_AddedColumns(1, encode_schema(pa.schema(columns))))
 
 
-def add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
+def try_add_columns(files: FileCalls, folder: str, number: int, columns: Iterable[pa.Field[Any]]) -> bool:
     """Create `columns-N.json` durably: the columns that are added to the schema in a folder's owner marker.
 
     Args:

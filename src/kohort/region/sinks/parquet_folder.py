@@ -205,7 +205,11 @@ class ParquetFolder(FolderSink):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the folder if it is missing."""
+        """Check that tables of this schema can be staged and published; create the folder if it is missing.
+
+        The first call stores the schema, which holds for all later rows. With `evolve="add"`, later calls add the new
+        columns of their schema to it.
+        """
         self._bound()
         typed = self._check_columns(schema)
         try:
@@ -247,7 +251,7 @@ class ParquetFolder(FolderSink):
         raise RetriableError(f"{self.path} gets new columns from others all the time: {_ADD_ATTEMPTS} additions")
 
     def _keep_columns(self, number: int, columns: Sequence[pa.Field[Any]]) -> bool:
-        return owner_marker.add_columns(self._files, f"{self.path}/_region", number, columns)
+        return owner_marker.try_add_columns(self._files, f"{self.path}/_region", number, columns)
 
     def _sync_columns(self) -> None:
         """Make additions of columns durable that another process may have written a moment ago."""
@@ -495,20 +499,20 @@ class ParquetFolder(FolderSink):
     def empty(self, sequence: int, floor: int) -> None:
         """Remove all published rows, and record this sequence (checkpoint) as published.
 
-        Staged rows of epochs before `floor` go too.
+        First remove staged rows of epochs before `floor`, the minimum valid epoch; rows of later epochs stay staged.
         """
         if self._is_owned():
             self._remove_shown(sequence, floor)
 
-    def _remove_shown(self, sequence: int, floor: int) -> None:
-        """Remove staged files of epochs before `floor`, then all published sequences (checkpoints) up to this one.
+    def _remove_shown(self, sequence: int, min_valid_epoch: int) -> None:
+        """Remove staged files of epochs before `min_valid_epoch`, then all published sequences up to this one.
 
         The staged files go first, so that no other process can publish them afterwards.
         """
         files = self._files
         if not self._is_marked(sequence + 1):  # its own number may be from a history that the topic has lost
             for name in self._names():
-                if self._is_void(name, floor):
+                if self._is_void(name, min_valid_epoch):
                     self._remove_staged(name)
             self._tidy(self._names(), sequence)
             self._compactor().create_empty_generation(sequence)
@@ -752,8 +756,8 @@ class ParquetFolder(FolderSink):
             if self._is_void(name, keep.floor) and staged_files.staged_key_text(name) not in kept:
                 self._remove_staged(name)
 
-    def _is_void(self, name: str, floor: int) -> bool:
-        return staged_files.is_key_before_floor(staged_files.staged_key_text(name), self._id, floor)
+    def _is_void(self, name: str, min_valid_epoch: int) -> bool:
+        return staged_files.is_key_of_invalid_epoch(staged_files.staged_key_text(name), self._id, min_valid_epoch)
 
     def _names(self) -> list[str]:
         return list_folder(self._files, f"{self.path}/_staging")

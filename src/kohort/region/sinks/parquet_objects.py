@@ -395,7 +395,11 @@ class ParquetObjects(ParquetFolder):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the owner marker if it is missing."""
+        """Check that tables of this schema can be staged and published; create the owner marker if it is missing.
+
+        The first call stores the schema, which holds for all later rows. With `evolve="add"`, later calls add the new
+        columns of their schema to it.
+        """
         self._bound()
         typed = self._check_columns(schema)
         if self.partition_by and len(self._store.prefix.encode()) > hive_partitions.PREFIX_BYTES_MAX:
@@ -560,17 +564,17 @@ class ParquetObjects(ParquetFolder):
         both = {_staged(name, ending) for name in names for ending in (_ROWS, _NONE)}
         self._store.remove_objects(sorted(both & self._staged_paths()))
 
-    def _remove_shown(self, sequence: int, floor: int) -> None:
+    def _remove_shown(self, sequence: int, min_valid_epoch: int) -> None:
         """Make all sequences (checkpoints) up to this one void by one object.
 
-        Then remove their files, and staged rows before `floor`.
+        Then remove their files, and staged rows of epochs before `min_valid_epoch`.
         """
         if self._log.is_published_or_emptied(sequence + 1):
             return
         self._log.mark_emptied(sequence)
         self._compactor().create_empty_generation(sequence)
         self._log.remove_void_sequences(sequence)
-        self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, floor))
+        self._remove_staged_keys(_void_names(self._store.list_names(_STAGED), self._id, min_valid_epoch))
 
     # -- progress
 
@@ -638,10 +642,14 @@ def _staged(name: str, ending: str) -> str:
     return f"{_STAGED}/{name}{ending}"
 
 
-def _void_names(names: Iterable[str], region_id: UUID | None, floor: int) -> list[str]:
-    """Return those of these names whose staged key is this region's and of an epoch before `floor`."""
+def _void_names(names: Iterable[str], region_id: UUID | None, min_valid_epoch: int) -> list[str]:
+    """Return those of these names whose staged key is this region's and of an epoch before `min_valid_epoch`."""
     keys = {name: StagedKey.parse(name.rpartition(".")[0]) for name in names}
-    return [name for name, key in keys.items() if key is not None and key.region_id == region_id and key.epoch < floor]
+    return [
+        name
+        for name, key in keys.items()
+        if key is not None and key.region_id == region_id and key.epoch < min_valid_epoch
+    ]
 
 
 def _path(sequence: int) -> str:

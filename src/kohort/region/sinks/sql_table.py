@@ -144,7 +144,10 @@ class SqlTable(BoundSink):
     # -- before the first record
 
     def check(self, schema: pa.Schema) -> None:
-        """Check that tables of this schema can be staged and published; create the table if it is missing."""
+        """Check that tables of this schema can be staged and published; create the table if it is missing.
+
+        The first call stores the schema, which holds for all later rows: this sink adds no columns to it.
+        """
         self._bound()
         check_column_names(schema, self.keys, "keys=[…]")
         given = resolve_null_types(with_plain_types(schema), self._known_columns)
@@ -377,7 +380,10 @@ class SqlTable(BoundSink):
         )
 
     def empty(self, sequence: int, floor: int) -> None:
-        """Delete all rows of the table and record the sequence (checkpoint), in one transaction."""
+        """Delete all rows of the table and record the sequence (checkpoint), in one transaction.
+
+        It also deletes staged rows of epochs before `floor`, the minimum valid epoch; rows of later epochs stay staged.
+        """
         self._bound()
         with self._transaction() as at:
             owned = self._owner(at, locked=True) if at.has_sequences_table() else None
@@ -409,8 +415,8 @@ class SqlTable(BoundSink):
             if at.has_sequences_table() and self._owner(at, locked=True) is not None:
                 self._delete_staged_before(at, keep.floor, [key.file_stem() for key in keep.keys])
 
-    def _delete_staged_before(self, at: _Cursor, floor: int, kept: Iterable[str]) -> None:
-        at.execute_template("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, floor)
+    def _delete_staged_before(self, at: _Cursor, min_valid_epoch: int, kept: Iterable[str]) -> None:
+        at.execute_template("SELECT staged_key FROM {keys} WHERE target = ? AND epoch < ?", at.name, min_valid_epoch)
         for name in sorted({row[0] for row in at.cursor.fetchall()} - set(kept)):
             at.execute_template("DELETE FROM {staging} WHERE kohort_key = ?", name)
             at.execute_template("DELETE FROM {keys} WHERE target = ? AND staged_key = ?", at.name, name)

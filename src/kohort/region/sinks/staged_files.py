@@ -286,10 +286,10 @@ def staged_key_text(name: str) -> str:
     return os.path.basename(name).removesuffix(UNFINISHED).rpartition(".")[0]
 
 
-def is_key_before_floor(stem: str, region_id: UUID | None, floor: int) -> bool:
-    """Return whether a text is a staged key of this region, of an epoch before `floor`.
+def is_key_of_invalid_epoch(stem: str, region_id: UUID | None, min_valid_epoch: int) -> bool:
+    """Return whether a text is a staged key of this region, of an epoch before `min_valid_epoch`.
 
     Such rows are removed unless a manifest has the key.
     """
     key = StagedKey.parse(stem)
-    return key is not None and key.region_id == region_id and key.epoch < floor
+    return key is not None and key.region_id == region_id and key.epoch < min_valid_epoch

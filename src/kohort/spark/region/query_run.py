@@ -123,7 +123,7 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _Wanted:
+class _RunRequests:
     """The members' requests to start the next run, since the last one began.
 
     Attributes:
@@ -136,7 +136,7 @@ class _Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class _AtCut:
+class _AttemptContribution:
     """The query's contribution to a checkpoint attempt, determined once for all of its members.
 
     Attributes:
@@ -153,7 +153,7 @@ class _AtCut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Given:
+class _LastContribution:
     """The query's last contribution to a checkpoint attempt, until a complete checkpoint includes it.
 
     `state` is `saved`, encoded; `run` is the run that contributed.
@@ -194,12 +194,12 @@ class RegionQuery:
         self._members = members
         self._lock = threading.Lock()
         self._posted: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._wanted = _Wanted()
+        self._wanted = _RunRequests()
         self._run: _Run | None = None
         self._state: bytes | None = None  # the query's state in the last complete checkpoint
         self._saved: SavedQuery | None = None  # parsed state: of the checkpoint that the run began with, or a later one
-        self._given: _Given | None = None
-        self._at_cut: _AtCut | None = None
+        self._given: _LastContribution | None = None
+        self._at_cut: _AttemptContribution | None = None
         self._failed = False
         self._unplanned = self._slow = 0  # runs that ended before planning a batch, since one counted
         self._gone: set[int] = set()
@@ -254,8 +254,8 @@ class RegionQuery:
             with self._lock:
                 self._state, self._given = state, None
 
-    def on_member_ended(self, member: int, error: BaseException | None) -> None:
-        """Stop the run, because a member has ended; after an error abandon the other members too.
+    def on_source_member_ended(self, source_number: int, error: BaseException | None) -> None:
+        """Stop the run, because a source's member has ended; after an error, end the other members without a leave.
 
         The query is over when all its members have ended.
         """
@@ -263,7 +263,7 @@ class RegionQuery:
         def end_member() -> None:
             if error is not None and error.__cause__ is None:
                 error.__cause__ = self._failures.last
-            self._gone.add(member)
+            self._gone.add(source_number)
             self.error = self.error or error
             for number, other in enumerate(self._members()):
                 if number not in self._gone and error is not None:
@@ -298,15 +298,15 @@ class RegionQuery:
             if run is None:
                 return ends, Staged(), self._as_of(-1, None).to_bytes() if self._state is None else self._state
             saved, staged = self._as_of(run.epoch, last), run.staged.unacknowledged_keys(last)
-            self._given = _Given(saved, saved.to_bytes(), run)
+            self._given = _LastContribution(saved, saved.to_bytes(), run)
             return ends, staged, self._given.state
 
-    def _settle(self, cut: tuple[int, CheckpointAttempt], names: tuple[str, ...]) -> _AtCut:
+    def _settle(self, cut: tuple[int, CheckpointAttempt], names: tuple[str, ...]) -> _AttemptContribution:
         members, run = self._members(), self._run
         if run is None or not {member.machine.name for member in members} <= set(names):
-            return _AtCut(cut, None, None, tuple({} for _ in members))
+            return _AttemptContribution(cut, None, None, tuple({} for _ in members))
         last = last_completed_batch(run.folder)
-        return _AtCut(cut, run, last, tuple(self._ends(run, member, last) for member in members))
+        return _AttemptContribution(cut, run, last, tuple(self._ends(run, member, last) for member in members))
 
     def _as_of(self, epoch: int, last: int | None) -> SavedQuery:
         """Make the state to save in a region checkpoint: this epoch, its last batch, and the query's definition."""
@@ -407,7 +407,7 @@ class RegionQuery:
             return
         wanted = self._wanted.epochs
         if all(wanted.get(number) == member.machine.epoch for number, member in enumerate(self._members())):
-            self._wanted = _Wanted()
+            self._wanted = _RunRequests()
             self._start(max(wanted.values()))
 
     def _start(self, epoch: int) -> None:

@@ -78,8 +78,8 @@ class QueryForMembers(Protocol):
     def is_idle(self) -> bool:
         """Return whether no batch that reads from any of the query's sources is running."""
 
-    def on_member_ended(self, member: int, error: BaseException | None) -> None:
-        """Record that a member of the query has ended, perhaps by an error."""
+    def on_source_member_ended(self, source_number: int, error: BaseException | None) -> None:
+        """Record that the member of one of the query's sources has ended, perhaps by an error."""
 
 
 class SourceMemberThread(MemberThread):
@@ -237,7 +237,7 @@ class SourceMemberThread(MemberThread):
 
     def _thread_ended(self, error: BaseException | None) -> None:
         self.assignments.pause_batches("ended")
-        self._query.on_member_ended(self.number, error)
+        self._query.on_source_member_ended(self.number, error)
 
     # -- Effects of the machine
 

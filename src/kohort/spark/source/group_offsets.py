@@ -482,9 +482,9 @@ class GroupOffsets:
         self._begun = batch if begun else self._begun
         return begun
 
-    def record_tasks_requested(self) -> bool:
-        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
-        return self._group is None or self._group.record_tasks_requested()
+    def keep_batch_for_reading(self) -> bool:
+        """Keep the batch, since Spark asks for its tasks; return False if the batch was abandoned before."""
+        return self._group is None or self._group.keep_batch_for_reading()
 
     def finish_batch(self, batch: BatchOffset, timeout_ms: float | None = None) -> None:
         """Commit the ends of a completed batch, then release revoked partitions."""
@@ -594,7 +594,7 @@ class GroupOffsets:
             if (
                 self._mark_left(planned.with_ranges(self._topics.ranges_of_same_topics(planned)), kept, held)
                 and self.begin_batch(held, planned.batch)
-                and self.record_tasks_requested()
+                and self.keep_batch_for_reading()
             ):
                 return held, readable, kept
 

@@ -289,8 +289,8 @@ class GroupParticipation(Protocol):
         Return False if the group has rebalanced since `held`.
         """
 
-    def record_tasks_requested(self) -> bool:
-        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
+    def keep_batch_for_reading(self) -> bool:
+        """Keep the batch, since Spark asks for its tasks; return False if the batch was abandoned before."""
 
     def end_batch(self) -> None:
         """End a committed batch, and release revoked partitions."""
@@ -470,8 +470,8 @@ class SourceMembership:
             self._gap_s, self._looked_at = 0.0, self._busy_since
             return True
 
-    def record_tasks_requested(self) -> bool:
-        """Record that Spark asks for the batch's tasks; return False if the batch was abandoned meanwhile."""
+    def keep_batch_for_reading(self) -> bool:
+        """Keep the batch, since Spark asks for its tasks; return False if the batch was abandoned before."""
         with self._lock:
             self._unread = False
             return self._busy
@@ -714,7 +714,7 @@ class NonMemberClient:
         """Return True: assigned partitions are never revoked."""
         return True
 
-    def record_tasks_requested(self) -> bool:
+    def keep_batch_for_reading(self) -> bool:
         """Return True: no batch is abandoned."""
         return True
 

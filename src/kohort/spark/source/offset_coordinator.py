@@ -140,10 +140,10 @@ class OffsetCoordinator(Protocol):
     def begin_batch(self, held: AssignedPartitions, batch: int) -> bool:
         """Begin a batch: until it ends, no partition is released; return False if the assignment has changed."""
 
-    def record_tasks_requested(self) -> bool:
-        """Record that Spark has asked for the batch's tasks.
+    def keep_batch_for_reading(self) -> bool:
+        """Keep the running batch, because Spark has asked for its tasks: it is not abandoned any more.
 
-        Return False if the batch was abandoned and must be planned again.
+        Return False if the batch was abandoned before and must be planned again.
 
         A batch that waits for this call waits for other sources of its query; see `SourceMembership`.
         """

@@ -420,7 +420,7 @@ class SourceQuery:
         """Return the ranges to read of a batch: all of it if it runs, otherwise those that the coordinator gives."""
         with self._ending:
             running = self._running
-            if running is not None and running.batch == planned.batch and self._coordinator.record_tasks_requested():
+            if running is not None and running.batch == planned.batch and self._coordinator.keep_batch_for_reading():
                 return self._given
             self._running = None
         self.identity, self._batch = planned.query, start.batch

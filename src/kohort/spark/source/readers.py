@@ -544,7 +544,7 @@ class KohortStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             with contextlib.suppress(OSError):  # files can't be locked here; LoadLocks logs a warning
                 refuse_read_twice(self._load, self._options)
             self._load_lock = self._load_lock or LoadLocks()
-            self._load_lock.lock_load(self._load, group, ids_differ=self._address is not None)
+            self._load_lock.lock_load(self._load, group, id_is_stable=self._address is not None)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return a query's first offset, which has only its identity: its start depends on its later assignment."""

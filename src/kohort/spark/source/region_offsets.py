@@ -248,7 +248,7 @@ class RegionOffsets:
         """Return True: a region's query does not end on an empty result."""
         return True
 
-    def record_tasks_requested(self) -> bool:
+    def keep_batch_for_reading(self) -> bool:
         """Return True: the driver program abandons no batch."""
         return True
 

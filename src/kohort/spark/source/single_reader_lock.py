@@ -136,20 +136,20 @@ class LoadLocks:
     def __init__(self) -> None:
         self._locks: list[ReaderLock] = []
 
-    def lock_load(self, load: LoadCall, group: str, *, ids_differ: bool) -> None:
+    def lock_load(self, load: LoadCall, group: str, *, id_is_stable: bool) -> None:
         """Lock a `load()` for this query, so that no other query reads it.
 
         Args:
             load: the `load()`.
             group: the query's group, for error texts.
-            ids_differ: whether one `load()` has one id. On Spark Connect each query has a different id: there, only a
-                warning is logged when another query has the same options.
+            id_is_stable: whether all queries of one `load()` have its id. On Spark Connect each query has another id:
+                there, only a warning is logged when another query has the same options.
 
         Raises:
             InvalidInputError: another query reads it.
         """
         try:
-            if not ids_differ:
+            if not id_is_stable:
                 self._warn_of_equal_options(group, load)
                 return
             deadline = time.monotonic() + LOCK_TIMEOUT_S
@@ -176,8 +176,8 @@ class LoadLocks:
             self._locks.append(claim)
             return
         log.warning(
-            "ANOTHER QUERY READS WITH THE SAME OPTIONS AS THIS ONE, in the group %s. If both are from one load(), each "
-            "gets a part of the records only: %s",
+            "[group %s] another query reads with the same options as this one. If both are from one load(), each gets "
+            "a part of the records only: %s",
             group,
             REMEDY,
         )

@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from kohort.errors import InvalidInputError
-from kohort.spark.sink_options import SinkOptions
+from kohort.spark.sink_options import KafkaSinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ValueEncoding:
     message: str = ""
 
     @classmethod
-    def register_schema(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
+    def register_schema(cls, options: KafkaSinkOptions, kind: DataType) -> ValueEncoding:
         """Register the schema of the column `value` in the schema registry, and return its encoding.
 
         Raises:
@@ -64,7 +64,7 @@ class ValueEncoding:
         return cls("avro", schema, registry.register(subject, schema))
 
     @classmethod
-    def _registered_protobuf(cls, options: SinkOptions, kind: DataType) -> ValueEncoding:
+    def _registered_protobuf(cls, options: KafkaSinkOptions, kind: DataType) -> ValueEncoding:
         from kohort.schema_registry.protobuf_schemas import compile_protobuf
         from kohort.schema_registry.registry import SchemaRegistry
 

@@ -29,7 +29,7 @@ from kohort.client.producer.producer import Producer
 from kohort.columns.encode import ColumnNames
 from kohort.errors import InvalidInputError
 from kohort.spark.option_names import refuse_ignored_options
-from kohort.spark.sink_options import SinkOptions
+from kohort.spark.sink_options import KafkaSinkOptions
 
 if TYPE_CHECKING:
     from kohort.spark.tasks.encoding import ValueEncoding
@@ -71,7 +71,7 @@ class TaskWriter:
     encoding: ValueEncoding | None = None
 
     @classmethod
-    def from_options(cls, options: SinkOptions, schema: StructType) -> TaskWriter:
+    def from_options(cls, options: KafkaSinkOptions, schema: StructType) -> TaskWriter:
         """Make the settings from the sink's options and the schema of its rows.
 
         A column `timestamp` of another type than a time is not sent, and is added to `options.ignored`. Spark's own

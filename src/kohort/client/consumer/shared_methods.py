@@ -1,4 +1,4 @@
-"""Methods of both consumer facades that do not wait."""
+"""Methods that both consumer facades share: commit and committed, and all that do not wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,10 @@ class NonWaitingMethods(NotPicklable):
     def subscribe(
         self, topics: Iterable[str] = (), *, pattern: str | None = None, listener: RebalanceListener | None = None
     ) -> None:
-        """Subscribe to topics, or to those that match a regular expression; replaces the previous subscription."""
+        """Subscribe to topics, or to those that match a pattern, and begin to join the group in the background.
+
+        The pattern is a regular expression. A call replaces the previous subscription.
+        """
         self._run_action(lambda core: core.subscribe(topics, pattern, listener))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
