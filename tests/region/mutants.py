@@ -61,7 +61,13 @@ def _instead(module: Any, name: str, other: Callable[..., Any]) -> Callable[[], 
 
 
 def _in_table(table: dict[Any, Any], name: str, other: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """Where the table itself holds the handler."""
+    """Return a fault in the rows of a table whose handler has this name.
+
+    Raises:
+        AssertionError: no row has such a handler: it was renamed, and the fault would be none.
+    """
+    names = {row.do.__name__ for rows in table.values() for row in rows.values() if row.do is not None}
+    assert name in names, f"the table has no handler {name}"
 
     def patched(rows: Any) -> Any:
         return {
@@ -450,7 +456,7 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dead letters of a table that is left undone stay": _instead(
         RowStager, "drop_unfinished_table", _settles_rows_alone
     ),
-    "dead letters are left when the sink is published": _in_table(TABLE, "published", _one_place_stands_for_both),
+    "dead letters are left when the sink is published": _in_table(TABLE, "on_published", _one_place_stands_for_both),
     "dead letters are nobody's to publish": _letters_are_nobodys,
     "names are not synced": _no_syncs,
     "who waits for its sink is late": _instead(Checkpoints, "all_wait_for_sinks", lambda machine, late: False),

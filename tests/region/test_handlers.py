@@ -48,7 +48,7 @@ DO = {
     "region.is_served": lambda region, member: region.is_served(),
 }
 ENDS = ("member.close", "member.abort", "region.close")
-INSIDE = {"member.submit": "_add", "member.tables": "take"}
+INSIDE = {"member.submit": "_add", "member.tables": "take_table"}
 """Functions in which a call for rows is interrupted; before them, the handler's own call for rows is a good one."""
 
 

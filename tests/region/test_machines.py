@@ -90,7 +90,7 @@ TESTS = {
     "a sequence that is shown and not marked is not seen": _without_its_mark,
     "dead letters are taken in again when the sink was away": _with_a_sink_that_is_away,
     "where the region has published is forgotten": (
-        test_plane.test_back_at_the_initial_state_every_sink_is_emptied_that_was_ever_published_to
+        test_plane.test_each_sink_is_published_by_one_of_its_members_and_the_next_commit_waits_for_all
     ),
     "epochs come again behind a sink that is adopted": (
         lambda: test_adopting.assert_an_adopted_sink_gets_epochs_that_it_has_not_seen(3)

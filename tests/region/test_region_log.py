@@ -242,7 +242,7 @@ def test_close_ends_the_initialisation_of_a_producer(name: str, closing: Closing
 
         def write() -> None:
             try:
-                writer.settle()
+                writer.resolve_pending_commit()
             except BaseException as error:  # noqa: BLE001 - the test looks at it
                 errors.append(error)
 

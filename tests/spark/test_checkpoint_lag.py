@@ -88,7 +88,7 @@ def test_each_source_of_a_query_has_its_own_name(tmp_path: Path) -> None:
         ("offsets/4", b'v1\n{"conf":{}}\n{"logOffset":4}\n{"t":{"0":', "offsets/4 is not written to its end"),
         ("offsets/4", b'v1\n{"conf":{}}\n{"kohort":2}\n{"kohort":2}', "no form that Spark writes"),
         ("offsets/4", b"v9\n{}\n-\n-", "a later Spark"),
-        ("offsets/4", b"v1\n{}\n-\n" + b"[" * 100_000, "no form that Spark writes"),
+        ("offsets/4", b"v1\n{}\n-\n" + b"[" * 100_000, "no source of the query reads Kafka"),
         ("offsets/4", None, "offsets/4 is missing"),
         ("commits/4", b"", "commits/4 is not written to its end"),
         ("commits/4", b'v1\n{"nextBatch', "commits/4 is not written to its end"),

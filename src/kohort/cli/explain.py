@@ -126,7 +126,7 @@ def cause_and_remedy(kind: type[KafkaError]) -> tuple[str, str]:
 def _cause(kind: type[KafkaError]) -> str:
     """Return the first paragraph of an error class's docstring, without its source."""
     paragraph = inspect.cleandoc(kind.__doc__ or "").partition("\n\n")[0]
-    return " ".join(paragraph.partition("Source: ")[0].split())
+    return " ".join(paragraph.partition("Source:")[0].split())
 
 
 def explain(*names: str, json: bool = False) -> int:

@@ -389,8 +389,8 @@ def read_regions(
 class RegionLogWriter:
     """The transactional producer by which a control plane writes the region's records to `__kohort_regions`.
 
-    One thread uses it at a time. Only `outsiders`, `raise_if_term_over` and `close` may be called by another thread
-    meanwhile. After `close` no producer is initialised any more: it would fence the control plane that came after.
+    One thread uses it at a time. Only `find_outside_clients`, `raise_if_term_over` and `close` may be called by another
+    thread meanwhile. After `close` no producer is initialised any more: it would fence the next control plane.
     """
 
     def __init__(

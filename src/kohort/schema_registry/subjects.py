@@ -27,7 +27,7 @@ from kohort.schema_registry.registry import RegisteredSchema, SchemaReference, p
 
 # -- Changes of Avro schemas that a registry refuses in a subject, by Avro's schema resolution
 #
-# Source: Avro 1.12, Schema Resolution.
+# Source: Avro's specification 1.12, Schema Resolution.
 
 LEVELS = (
     "NONE",
