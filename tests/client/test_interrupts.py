@@ -136,8 +136,9 @@ def test_interrupt_ends_no_task_of_the_client(servers: str) -> None:
     client.close()
 
 
+@pytest.mark.parametrize("calls", [1, 2], ids=["one", "two before the client's thread runs"])
 def test_a_send_that_fails_on_the_callers_thread_ends_the_connection(
-    servers: str, monkeypatch: pytest.MonkeyPatch
+    servers: str, monkeypatch: pytest.MonkeyPatch, calls: int
 ) -> None:
     """The system may be out of buffers for a moment. The caller learns it, and need not wait for an answer."""
     client = ThreadClient(client_config(ConnectionConfig, servers, {"request_timeout_ms": 5_000}))
@@ -152,12 +153,15 @@ def test_a_send_that_fails_on_the_callers_thread_ends_the_connection(
         flush(channel)
 
     with client.lock:
-        asked = client.submit(client.cluster.send(MetadataRequest(topics=[]), ANY))
         monkeypatch.setattr(SocketChannel, "flush", without_buffers)
-        client.send_now()
+        asked = []
+        for _ in range(calls):
+            asked.append(client.submit(client.cluster.send(MetadataRequest(topics=[]), ANY)))
+            client.send_now()
         assert failed
-    with pytest.raises(ConnectionFailed, match="no buffer space available"):
-        asked.result(30)
+    for future in asked:
+        with pytest.raises(ConnectionFailed, match="no buffer space available"):
+            future.result(30)
     client.call(client.cluster.refresh_metadata())
     client.close()
 

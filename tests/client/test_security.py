@@ -21,7 +21,7 @@ from kohort.broker.security.mechanisms import StoredCredential
 from kohort.client.admin.values import NewTopic
 from kohort.client.net.security import SaslError, Scram, TlsError
 from kohort.errors import InvalidInputError, KafkaError, TimedOutError
-from kohort.io.key_stores import KeyStore
+from kohort.io.key_stores import KeyStore, TrustedAuthorities
 from kohort.io.server_certificates import LoadedCertificates
 from kohort.schema_registry.registry import _address_of
 from tests.support.secured_broker import SecuredBroker, secured_broker
@@ -350,6 +350,7 @@ HIDDEN = "hidden-word"
     "made",
     [
         pytest.param(lambda: KeyStore("store.jks", None, HIDDEN, None, HIDDEN, HIDDEN), id="key store"),
+        pytest.param(lambda: TrustedAuthorities("store.jks", HIDDEN), id="trust store"),
         pytest.param(lambda: StoredCredential(b"salt", 4096, HIDDEN.encode(), HIDDEN.encode()), id="credential"),
         pytest.param(lambda: LoadedCertificates(HIDDEN.encode(), None, ssl.create_default_context()), id="identity"),
         pytest.param(lambda: _address_of(f"https://user:{HIDDEN}@registry"), id="registry"),

@@ -157,10 +157,12 @@ def test_topics_that_are_named_before_the_next_poll_are_found(servers: str) -> N
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("requests_max", "lists"), [(3, 0), (2, 1)], ids=["by name", "by the list of all"])
 def test_all_topics_of_a_request_are_found_where_they_are_more_than_one_question_names(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, requests_max: int, lists: int
 ) -> None:
     monkeypatch.setattr(topic_view, "ASKED_MAX", 2)
+    monkeypatch.setattr(topic_view, "REQUESTS_MAX", requests_max)
     names = [f"told-{uuid.uuid4().hex[:8]}-{number}" for number in range(5)]
 
     async def run(servers: str) -> None:
@@ -170,6 +172,7 @@ def test_all_topics_of_a_request_are_found_where_they_are_more_than_one_question
             topics.request_topics(names, [], then.set)
             await then.wait()
             assert {*names} <= topics.by_name.keys()
+            assert topics.polls == lists
             await topics.close()
 
     with Broker() as broker:

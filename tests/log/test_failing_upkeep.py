@@ -11,6 +11,7 @@ import pytest
 
 from kohort.ids import TopicPartition
 from kohort.log import LogStore, PartitionLog
+from kohort.log.segment import Segment
 from tests.log.making import NOW, batch, keyed
 
 SMALL = {"segment.bytes": "2000", "retention.ms": "1000"}
@@ -156,3 +157,24 @@ def test_truncation_that_the_disk_interrupted_leaves_a_log_that_ends_with_its_la
         log.truncate_to(3)
         assert log.end_offset == 3
         assert log.append(batch(b"y"), NOW).base_offset == 3
+
+
+@pytest.mark.parametrize("step", ["index_batches", "flush_indexes"])
+def test_truncation_whose_index_can_not_be_written_leaves_a_log_that_ends_with_its_last_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The next append would leave a gap in the offsets, which counts as damage, or be written over records."""
+    with LogStore(tmp_path / "d") as store:
+        log = filled(store, "a", SMALL)
+        end = log.active.base_offset + 1
+        assert end < log.end_offset
+        with monkeypatch.context() as patch:
+            patch.setattr(Segment, step, full)
+            with pytest.raises(OSError, match="No space"):
+                log.truncate_to(end)
+        assert (log.end_offset, log.active.end_offset) == (end, end)
+        assert log.append(batch(b"y"), NOW).base_offset == end
+    with LogStore(tmp_path / "d") as store:
+        log = store.partition(TopicPartition("a", 0))
+        assert (log.end_offset, log.recovery.damages) == (end + 1, [])
+        assert log.read(end - 1, 1_000).bytes()

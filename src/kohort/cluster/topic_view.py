@@ -47,6 +47,8 @@ ANSWERS_WANTED = 2
 """Answers that must agree that a topic was deleted or recreated before its offsets are dropped."""
 ASKED_MAX = 1_000
 """Topics requested by name at a time: bounds one request. The other topics follow in turn."""
+REQUESTS_MAX = 10
+"""Requests by name that one look-up of unknown topics may take. For more names, the list of all topics is requested."""
 FORMER_IDS_MAX = 100_000
 """Ids of earlier topics to remember, newest first: brokers lag for seconds, so this is far more than needed."""
 
@@ -475,7 +477,7 @@ class KafkaTopics:
             names, everything, waiting = sorted(self._wanted), self._wants_all, self._finding
             self._wanted, self._wants_all, self._finding = set(), False, []
             try:
-                if everything:
+                if everything or len(names) > REQUESTS_MAX * ASKED_MAX:
                     await self.request_all_topics()
                 else:
                     for first in range(0, len(names), ASKED_MAX):

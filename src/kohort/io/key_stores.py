@@ -69,6 +69,10 @@ class TrustedAuthorities(NamedTuple):
     password: str | None = None
     certificates: str | None = None
 
+    def __repr__(self) -> str:
+        """Return the file alone: the password must not be in a traceback."""
+        return f"TrustedAuthorities({self.location!r}, …)"
+
     def load_authorities(self) -> tuple[str | None, bytes | str | None]:
         """Return the path of a PEM bundle, and other certificates as `ssl` takes them; both None: the system's.
 

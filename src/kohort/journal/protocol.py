@@ -72,7 +72,8 @@ class Journal(Protocol):
         Without records, if there is a `ownership_proof_ms`, the append only proves that the term is not over.
 
         Returns:
-            None if the records are durable, else a token, larger than earlier ones, that `owner.durable` will name.
+            None if the records are durable, else a token, larger than earlier ones, that
+            `owner.on_append_durable` will name.
 
         Raises:
             FencedError: a later term has begun.

@@ -609,7 +609,8 @@ class PartitionLog:
         """Remove the batch with `offset` and all later ones.
 
         Raises:
-            OSError: the disk failed. Some of these batches may be left, which another call removes.
+            OSError: the disk failed. Some of these batches may be left, which another call removes. The log ends with
+                the last batch that its file has.
         """
         if offset >= self.end_offset:
             return
@@ -626,8 +627,14 @@ class PartitionLog:
                 segment.delete()
         finally:
             self.replace_segments([segment for segment in self.segments if segment.gone is None])
-        self.active.truncate_to(offset)
-        self.end_offset = self.active.end_offset
+        active = self.active
+        try:
+            active.truncate_to(offset)
+        except OSError:
+            if found is not None and active.file_size() == found.position:  # an index failed, and the records are gone
+                active.size, active.end_offset, self.end_offset = found.position, end, end
+            raise
+        self.end_offset = active.end_offset
         if self._epochs and self._epochs[-1][1] > self.end_offset:
             self._epochs = with_new_epoch(self._epochs, self.leader_epoch, self.log_start_offset, self.end_offset)
             self.unfinished = self._write_epochs

@@ -71,7 +71,8 @@ class BufferPool:
 class FrameReader:
     """Splitter of a socket's bytes into frames; large frames are received straight into their own buffer.
 
-    Receive into `receive_buffer()`, then report the count with `filled(n)`, which yields the frames that are complete.
+    Receive into `receive_buffer()`, then report the count with `complete_frames(n)`, which yields the frames that are
+    complete.
     """
 
     def __init__(self, pool: BufferPool, limit: int) -> None:

@@ -108,7 +108,7 @@ class OAuthBearer(SaslMechanism):
             if not isinstance(token, str):
                 raise TypeError(f"the function must return a token as str, not {type(token).__name__}")
             self._token = token
-        except Exception as error:  # noqa: BLE001 - the application's code: `start` reports the error
+        except Exception as error:  # noqa: BLE001 - the application's code: `first_message` reports the error
             self._failure = error
 
     def first_message(self) -> bytes:

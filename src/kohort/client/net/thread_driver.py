@@ -405,6 +405,8 @@ class _IoThread:
         while self._left and isinstance(self._left[0], SendFrame):
             channel = self._channels.get(self._left[0].link)
             if channel is not None:
+                if channel.link in self._failed_sends:  # the channel has the frame already, and will not flush it
+                    return False
                 try:
                     channel.send(self._left[0].parts)
                 except OSError as error:

@@ -174,7 +174,7 @@ def adapt_reader_schema(reader: Schema, writer: Schema) -> Schema:
 
     Args:
         reader: the schema of the declared type, as `avro_schema_of` makes it: each type is defined where it is used.
-        writer: the writer's schema, checked by `node_of`.
+        writer: the writer's schema, checked by `schema_to_node`.
     """
     made: Schema = _Adaptation(writer).adapt_part(reader, writer, "")
     return made
