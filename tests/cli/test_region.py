@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from tests.cli.running import Kohort
 from tests.region.conftest import Collected, Worker, fill, make_topic, name
 from tests.support.waiting import until
 
+from kohort.cli.region import _must_be_member
+from kohort.errors import InvalidInputError
+from kohort.region.messages import MemberStatus, RegionStatus
 from kohort.region.region import Region
 from kohort.region.region_key import KEY_VARIABLE
 from kohort.spark.region.query_state import SavedQuery
@@ -89,6 +93,15 @@ def test_a_person_has_it_do_things(kohort: Kohort, worker: Worker, name: str) ->
     assert kohort("region", "stop-member", name, "m1", "--execute").code == 0
     until(lambda: worker.error is not None, "it leaves")
     assert "the member was stopped" in str(worker.error)
+
+
+def test_member_that_waits_for_its_sink_is_not_told_to_leave() -> None:
+    """The control plane would ignore the request, and the command would say that it was recorded."""
+    waiting = MemberStatus("m1", "g", "waits", -1, (), True, "s", "the sink is down", registered=False)
+    seen = RegionStatus("r", "RUNNING", 1, 1, 1, 1, (waiting,), (), {})
+    with pytest.raises(InvalidInputError, match="m1 has not registered with region r yet"):
+        _must_be_member(seen, "m1")
+    _must_be_member(replace(seen, members=(replace(waiting, registered=True),)), "m1")
 
 
 def test_a_region_is_deleted_when_nobody_serves_it(kohort: Kohort, servers: str, name: str) -> None:

@@ -161,3 +161,17 @@ def test_staged_rows_with_offsets_beyond_their_texts_are_refused(last: int) -> N
     assert data.count(offsets) == 1  # too short to be compressed
     with pytest.raises(CorruptDataError, match="Staged rows can't be read"):
         join_pieces([data.replace(offsets, struct.pack("<iii", 0, 10, last))])
+
+
+def test_staged_texts_that_are_not_utf8_are_read_as_they_are() -> None:
+    """Spark's strings may have any bytes."""
+    texts = pa.Array.from_buffers(pa.string(), 3, pa.array([b"a", b"\xff\xfe", None], pa.binary()).buffers())
+    keys = pa.Array.from_buffers(pa.string(), 3, pa.array([b"k", b"\xff", b"l"], pa.binary()).buffers())
+    entries = pa.StructArray.from_arrays([keys, pa.array([b"1", None, b"\xff"])], ["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 1, 3], pa.int32()), entries)
+    rows = pa.table({"value": texts, "headers": headers, "partition": [0, 1, 2]})
+    found = join_pieces(split_into_pieces(rows))
+    assert found.schema == rows.schema
+    assert found.column("value").cast(pa.binary()).to_pylist() == [b"a", b"\xff\xfe", None]
+    [part] = found.column("headers").chunks
+    assert part.flatten().field("key").cast(pa.binary()).to_pylist() == [b"k", b"\xff", b"l"]

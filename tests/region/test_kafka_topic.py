@@ -112,6 +112,19 @@ def test_staged_rows_are_invisible_and_a_sequence_is_there_once(begun: tuple[str
     all_is_well(servers, topic)
 
 
+def test_texts_that_are_not_utf8_are_published_as_their_bytes(own_servers: str, name: str) -> None:
+    """Spark's strings may have any bytes, for example those of a record that is cast to STRING."""
+    make_topic(own_servers, name)
+    sink = sink_at(own_servers, name)
+    values = [b"good", b"\xff\xfe"]
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array(values, pa.binary()).buffers())
+    rows = pa.table({"value": texts})
+    sink.check(rows.schema)
+    sink.stage(KEYS[0], rows)
+    sink.publish(1, KEYS[:1])
+    assert shows(own_servers, name, values)
+
+
 def test_of_two_tables_under_one_key_the_later_counts(own_servers: str, name: str) -> None:
     make_topic(own_servers, name)
     sink = sink_at(own_servers, name)

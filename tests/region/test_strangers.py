@@ -24,7 +24,7 @@ from kohort.region.records import EpochBegun, Fact, GroupClaim, Manifest, Region
 from kohort.region.region import Region
 from kohort.region.region_key import RegionKey, region_key
 from kohort.region.region_log import RegionLogView, read_regions
-from kohort.region.region_topic import CLAIMS, TOPIC, region_partition, region_transactional_id
+from kohort.region.region_topic import CLAIMS, TOPIC, owning_claim, region_partition, region_transactional_id
 from tests.region.conftest import Collected, Worker, fill, make_topic
 from tests.region.test_region import all_once
 from tests.support.waiting import until
@@ -382,6 +382,40 @@ def test_claims_count_after_the_key_was_replaced(own_servers: str, name: str) ->
             other.claim_group("g-" + name)
     finally:
         for home in (before, after, other):
+            home.close()
+
+
+def test_release_of_a_claim_counts_after_the_key_was_replaced(own_servers: str, name: str) -> None:
+    """The region ended and freed the group, another took it, and the first name is used again with a new key."""
+    before = RegionLogView(name, own_servers, {})
+    after = RegionLogView(name, own_servers, {}, region_key(OTHER_KEY))
+    other = RegionLogView(f"{name}.other", own_servers, {})
+    try:
+        before.claim_group("g-" + name)
+        before.release_claims()
+        other.claim_group("g-" + name)
+        for take in (after.check_group, after.claim_group):
+            with pytest.raises(InvalidInputError, match=f"belongs to region '{name}.other'"):
+                take("g-" + name)
+    finally:
+        for home in (before, after, other):
+            home.close()
+
+
+def test_claim_of_the_regions_own_key_is_not_released_by_another(own_servers: str, name: str) -> None:
+    mine = RegionLogView(name, own_servers, {})
+    stranger = RegionLogView(name, own_servers, {}, region_key(OTHER_KEY))
+    claim = GroupClaim("g-" + name, name, "a stranger", 0)
+    try:
+        mine.claim_group(claim.group)
+        for value in (None, encode_fact_value(claim), None):
+            stranger._put_claims([(encode_fact_key(claim), value)])
+        owner = owning_claim(claim.group, mine.read_facts(CLAIMS))
+        assert owner is not None and owner.region == name
+        mine.release_claims()
+        assert owning_claim(claim.group, mine.read_facts(CLAIMS)) is None
+    finally:
+        for home in (mine, stranger):
             home.close()
 
 

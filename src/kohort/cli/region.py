@@ -491,6 +491,10 @@ def _must_be_member(seen: RegionStatus, member: str) -> None:
     names = [member.name for member in seen.members]
     if member not in names:
         raise NotFoundError(f"region {seen.name} has no member {member!r}{did_you_mean(member, names)}")
+    if any(waiting.name == member and not waiting.registered for waiting in seen.members):
+        raise InvalidInputError(
+            f"{member} has not registered with region {seen.name} yet, for its sink does not answer: end its process"
+        )
 
 
 def _change(

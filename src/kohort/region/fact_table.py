@@ -9,7 +9,9 @@ A record is valid only if all of this is true:
 
 Everything else is a stranger's record. A claim of a group is the exception, because two regions must never share a
 group. It counts whichever key sealed it, if a transaction holds it. Another region's key may be unknown here, and this
-region's may have been replaced since (`reseal`). All regions thus agree on the first claim of a group.
+region's may have been replaced since (`reseal`). All regions thus agree on the first claim of a group. A release of
+such a claim also counts whichever key sealed it. Only a claim that this region's own key has sealed stays until that
+key releases it.
 """
 
 from __future__ import annotations
@@ -78,6 +80,7 @@ class FactTable:
         self._terms: dict[str, tuple[int, int]] = {}
         self._strange: dict[bytes, tuple[str, str]] = {}  # by key: the region, and why if a transaction holds it
         self._other_keys: dict[str, dict[int, str]] = {}  # by region and producer id: why its records are ignored
+        self._own_claims: set[bytes] = set()  # keys of this region's claims that its own key has sealed
 
     def facts_in_log_order(self) -> list[Fact]:
         """Return all decoded records, in the order of the log."""
@@ -149,8 +152,11 @@ class FactTable:
             return "is of no transaction"
         assert record.key is not None
         if record.seal and self._key.verifies_seal(region, record.author, record.key, record.value, record.seal):
-            return "" if is_claim else self._not_of_the_author(record, region)
-        is_release_of_ours = record.value is None and region == self._region
+            if not is_claim:
+                return self._not_of_the_author(record, region)
+            self._note_own_claim(record, region)
+            return ""
+        is_release_of_ours = record.value is None and record.key in self._own_claims
         of_other_key = record.seal and not self._key.seal_names_this_key(record.seal)
         if is_claim and of_other_key and not is_release_of_ours:
             return ""
@@ -162,6 +168,14 @@ class FactTable:
             why = f"is sealed with another key than {self._key.name} of {self._key.origin}"
             self._see_other_key(record.author, region, why)
         return why
+
+    def _note_own_claim(self, record: StoredRecord, region: str) -> None:
+        """Remember a claim that this region's own key has sealed; forget one that it has released."""
+        assert record.key is not None
+        if record.value is None:
+            self._own_claims.discard(record.key)
+        elif region == self._region:
+            self._own_claims.add(record.key)
 
     def _see_other_key(self, author: RecordAuthor, region: str, why: str) -> None:
         """Forget a region's records if its own producer has sealed later ones with another key (`reseal`)."""

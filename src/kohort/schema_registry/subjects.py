@@ -271,7 +271,7 @@ class SchemaToAdd:
 
 @lru_cache(maxsize=32)
 def compiled_for_registry(text: str, imports: Imports) -> ProtobufSchema:
-    """Return a compile_protobuf Protobuf schema of the registry, which may lack a message; the last ones are kept."""
+    """Return a compiled Protobuf schema of the registry, which may lack a message; the last ones are kept."""
     return compile_protobuf(text, imports, "the schema", needs_message=False)
 
 

@@ -340,10 +340,28 @@ def join_pieces(pieces: Sequence[bytes]) -> pa.Table:
     try:
         with pa.ipc.open_stream(pa.py_buffer(b"".join(pieces))) as stream:
             table = stream.read_all()
-        table.validate(full=True)  # offsets beyond a buffer would let later steps read other memory
+        for column in table.columns:  # offsets beyond a buffer would let later steps read other memory
+            for chunk in column.chunks:
+                kind = _with_bytes(chunk.type)
+                (chunk if kind == chunk.type else chunk.view(kind)).validate(full=True)
     except (ValueError, pa.ArrowException, OSError) as error:
         raise CorruptDataError(f"Staged rows can't be read: {error}") from error
     return table
+
+
+def _with_bytes(kind: Any) -> Any:
+    """Return a type with bytes in place of text, for which any bytes are valid.
+
+    Spark's strings may have any bytes, for example those of a Kafka record that is cast to STRING. They are published
+    as they are.
+    """
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_bytes(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_bytes(field.type)) for field in kind])
+    return kind
 
 
 def _piece_headers(record: BatchRecord) -> tuple[bytes, int, int] | None:
