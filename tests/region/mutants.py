@@ -410,9 +410,6 @@ MUTANTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "who leaves is not needed before the topic has a reset": _instead(
         ControlPlaneState, "needs_publication", lambda plane, place: place in plane.unpublished
     ),
-    "a reset waits for who has published and gone": _instead(
-        Checkpoints, "_after_publication", _waits_for_who_has_gone
-    ),
     "nobody is asked to publish": _instead(ControlPlaneState, "order_publications", lambda plane: None),
     "who died is not missed": _instead(
         RegionMembers, "remove_dead_member", lambda machine, one, cause: machine.plane.unregister(one)
@@ -526,6 +523,9 @@ SEEN_BY_A_TEST: dict[str, Callable[[], AbstractContextManager[Any]]] = {
         MemberMachine, "record_completed_checkpoint", _counts_whatever_it_contributed
     ),
     "where the region has published is forgotten": _instead(Checkpoints, "commit_if_all_contributed", _forgets_places),
+    "a reset waits for who has published and gone": _instead(
+        Checkpoints, "_after_publication", _waits_for_who_has_gone
+    ),
     "dead letters are taken in again when the sink was away": _instead(RowStager, "add", _adds_letters_first),
     "a sequence that is shown and not marked is not seen": _instead(ParquetFolder, "published", _marks_alone_count),
     "epochs come again behind a sink that is adopted": _instead(

@@ -29,11 +29,11 @@ SEEDS_OF = {"ducklake": 20 if IS_LONG else 2}
 MUTANT_SEEDS = 40
 SEEN_AT = {
     "objects: publish without a condition": 91,
-    "objects: a publisher does not look whether its sequence is done": 20,
-    "objects: a compactor takes an unknown outcome for a refusal": 8,
+    "objects: a publisher does not look whether its sequence is done": 16,
+    "objects: a compactor takes an unknown outcome for a refusal": 68,
     "objects: a compactor removes orphans before its generation": 17,
     "objects: replaced files are removed at once": 1,
-    "delta: a commit has no condition": 8,
+    "delta: a commit has no condition": 1,
     "delta: a publisher commits before it looks": 13,
     "delta: a sweep takes what a manifest names": 1,
     "delta: what is void stays": 3,
@@ -50,6 +50,8 @@ SEEN_AT = {
     "sql: a retry does not look first": 26,
     "topic: a publisher does not look at the marker": 7,
     "topic: a topic is emptied up to whatever its end is then": 6,
+    "objects: a sweep takes what a manifest names": 1,
+    "iceberg: a sweep takes what a manifest names": 1,
 }
 """Looked at first."""
 SHORT = (
