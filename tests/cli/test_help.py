@@ -240,6 +240,6 @@ def test_option_that_takes_a_folder_does_not_ask_for_a_file(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert run([*words, "--help"]) == 0
-    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r" {2}(?:the|A) folder ", line)]
+    lines = [line for line in capsys.readouterr().out.splitlines() if re.search(r" {2}(?:The|A) folder ", line)]
     assert lines
     assert [line for line in lines if not re.match(r"  --[a-z]+ FOLDER ", line)] == []
