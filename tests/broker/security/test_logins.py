@@ -246,7 +246,7 @@ def test_log_names_each_mistake_once_for_a_client(tmp_path: Path, capfd: pytest.
     reported = capfd.readouterr().err
     for text in (
         "it speaks TLS and this listener does not",
-        "[listener TLS] closing the connection from 127.0.0.1",
+        "[listener TLS] TLS login of 127.0.0.1",
         "the client does not speak TLS",
         "[listener SASL] unexpected request of type Metadata during SASL handshake; its security.protocol must be",
         "[listener SASL] login of user 'alice' from 127.0.0.1",

@@ -238,7 +238,8 @@ def test_lost_records_are_reported_to_their_session(caplog: pytest.LogCaptureFix
     assert desk.lost_parts == [lost]
     sessions.report_lost("q1", lost.to_message("t"))
     assert desk.lost_parts == [lost]
-    assert caplog.messages == ["a source reports records that may be lost: records are gone"] * 2
+    goes_on = "its query goes on without them (failOnDataLoss=false)"
+    assert caplog.messages == [f"a source reports records that may be lost: records are gone; {goes_on}"] * 2
 
 
 def test_the_application_of_a_session_answers_for_the_sessions_of_its_process(closing: Callable[[Any], Any]) -> None:
