@@ -95,7 +95,7 @@ def test_a_person_has_it_do_things(kohort: Kohort, worker: Worker, name: str) ->
     assert "the member was stopped" in str(worker.error)
 
 
-def test_member_that_waits_for_its_sink_is_not_told_to_leave() -> None:
+def test_stop_member_refuses_a_member_that_waits_for_its_sink() -> None:
     """The control plane would ignore the request, and the command would say that it was recorded."""
     waiting = MemberStatus("m1", "g", "waits", -1, (), True, "s", "the sink is down", registered=False)
     seen = RegionStatus("r", "RUNNING", 1, 1, 1, 1, (waiting,), (), {})
