@@ -92,7 +92,7 @@ STAGES = """
 import pickle, sys
 import pyarrow as pa
 task, batch = pickle.load(sys.stdin.buffer)
-print(*(text for one in task.stage_batches(iter([batch]), 2) for text in one.column("key").to_pylist()))
+print(*(text for staged in task.stage_batches(iter([batch]), 2) for text in staged.column("key").to_pylist()))
 print("pandas" in sys.modules)
 """
 

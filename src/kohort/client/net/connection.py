@@ -512,9 +512,9 @@ class BrokerConnections:
         self._by_channel[node, channel] = link
         link.plain = address in self.plain
         self._commands.append(OpenConnection(link.id, address, link.plain))
-        limit, why = self.config.socket_connection_setup_timeout_ms, "no connection within {} ms"
-        timer = self.runtime.promise_at(self.runtime.now_ms + limit)
-        timer.on_done(lambda _: None if link.ready.done else self.close_failed(link, why.format(limit)))
+        limit = self.config.socket_connection_setup_timeout_ms
+        why, timer = f"no connection within {limit} ms", self.runtime.promise_at(self.runtime.now_ms + limit)
+        timer.on_done(lambda _: None if link.ready.done else self.close_failed(link, why))
         link.ready.on_done(lambda _: timer.resolve(None))
         return link
 
