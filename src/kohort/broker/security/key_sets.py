@@ -6,7 +6,6 @@ of a broker's imports.
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import threading
 import time
@@ -23,6 +22,7 @@ from joserfc.jwk import KeySet
 
 from kohort.broker.security.settings import SecurityConfig
 from kohort.io.backoff import exponential_backoff
+from kohort.settings.config import is_loopback
 
 log = logging.getLogger("kohort.broker")
 
@@ -35,10 +35,7 @@ def is_trustworthy(url: str) -> bool:
     parts = urllib.parse.urlsplit(url)
     if parts.scheme != "http":
         return parts.scheme in ("file", "https")
-    try:
-        return parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return is_loopback(parts.hostname or "")
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
